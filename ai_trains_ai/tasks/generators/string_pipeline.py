@@ -1,0 +1,28 @@
+"""Composed transformations of four letters."""
+
+import random
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+# New order of positions 0 1 2 3.
+OPS = {
+    "reverse": (3, 2, 1, 0),
+    "rotate left": (1, 2, 3, 0),
+    "rotate right": (3, 0, 1, 2),
+    "swap the ends": (3, 1, 2, 0),
+    "swap the middle": (0, 2, 1, 3),
+    "swap the halves": (2, 3, 0, 1),
+}
+
+
+def make(rng: random.Random, level: int) -> tuple[str, str, list[str]]:
+    """Return (prompt, answer, intermediate results) of a task with `level` transformations."""
+    text = rng.sample(LETTERS, 4)
+    lines = [f"Start with the letters {' '.join(text)}."]
+    steps = []
+    for k in range(1, level + 1):
+        op = rng.choice(list(OPS))
+        lines.append(f"{k}: {op}.")
+        text = [text[i] for i in OPS[op]]
+        steps.append(" ".join(text))
+    lines.append('Which letters result? End with "Answer:" and the letters.')
+    return "\n".join(lines), steps[-1], steps

@@ -1,0 +1,30 @@
+"""Incident triage: follow what a service needs, add up severity, then the owner and the action."""
+
+import random
+
+SERVICES = "web auth cart mail disk mesh feed sync bill gate logs dash".split()
+NAMES = "Ann Bob Cid Dan Eve Fay Gus Hal Ivy Jon Kim Lea Max Ned Oli Pam Ray Sam Tom Una Vic Wes Yan Zoe".split()
+
+
+def make(rng: random.Random, level: int) -> tuple[str, str, list[str]]:
+    """Return (prompt, answer, service and severity after each step) of an incident `level` services deep."""
+    names = rng.sample(SERVICES, level + 3)
+    chain, others = names[: level + 1], names[level + 1 :]
+    severity = rng.randint(0, 9 - level) if level < 9 else 0
+    head = f"Incident at {chain[0]}, severity {severity}."
+    needs, steps = [], []
+    for k, (service, cause) in enumerate(zip(chain, chain[1:], strict=False)):
+        plus = rng.randint(0, min(3, 9 - severity))
+        severity += plus
+        needs.append(f"{service} needs {cause}, plus {plus}.")
+        steps.append(f"{cause} {severity}")
+        del k
+    needs.append(f"{others[0]} needs {others[1]}, plus {rng.randint(0, 3)}.")
+    owner, *rest = rng.sample(NAMES, 3)
+    owners = [f"{chain[-1]} owner {owner}.", f"{chain[0]} owner {rest[0]}.", f"{others[1]} owner {rest[1]}."]
+    rng.shuffle(needs)
+    rng.shuffle(owners)
+    answer = f"{'page' if severity > 5 else 'email'} {owner}"
+    prompt = f"{head}\n{' '.join(needs)}\n{' '.join(owners)}\nFollow the needs for {level} steps. "
+    prompt += 'If severity is above 5, page the owner there, else email. End with "Answer:", the action and the owner.'
+    return prompt, answer, steps

@@ -1,0 +1,54 @@
+"""Incident triage, held out: severity, service, on-call, then the action."""
+
+from __future__ import annotations
+
+import random
+import re
+
+from ai_trains_ai.tasks.base import Family
+from ai_trains_ai.tasks.generators import triage as generator
+
+_START = re.compile(r"Incident at (\w+), severity (\d+)\.")
+_NEED = re.compile(r"(\w+) needs (\w+), plus (\d+)\.")
+_OWNER = re.compile(r"(\w+) owner (\w+)\.")
+_DEPTH = re.compile(r"Follow the needs for (\d+) steps")
+
+Context = tuple[dict[str, tuple[str, int]], dict[str, str]]
+"""What each service needs and adds, and who owns which."""
+Cause = tuple[str, int]
+
+
+class Triage(Family):
+    name = "triage"
+    published_baseline = 0.352
+    goal = "Teach a small model to trace an incident to its cause, add up its severity, and choose the action."
+    answer_form = "the action and the owner, like page Ann"
+    make = staticmethod(generator.make)
+
+    def parse(self, prompt: str) -> tuple[Cause, list[None], Context] | None:
+        start, depth = _START.search(prompt), _DEPTH.search(prompt)
+        needs = {service: (cause, int(plus)) for service, cause, plus in _NEED.findall(prompt)}
+        owners = dict(_OWNER.findall(prompt))
+        if not start or not depth or not needs or not owners:
+            return None
+        return (start[1], int(start[2])), [None] * int(depth[1]), (needs, owners)
+
+    def apply(self, state: Cause, operation: None, context: Context) -> Cause | None:
+        needs, _ = context
+        if state[0] not in needs:
+            # Only a slip ends up at a service that needs nothing; it stays there.
+            return state if any(cause == state[0] for cause, _ in needs.values()) else None
+        cause, plus = needs[state[0]]
+        return cause, min(9, state[1] + plus)
+
+    def show(self, state: Cause) -> str:
+        return f"{state[0]} {state[1]}"
+
+    def conclude(self, state: Cause, context: Context) -> str:
+        _, owners = context
+        owner = owners.get(state[0]) or sorted(owners.values())[state[1] % len(owners)]
+        return f"{'page' if state[1] > 5 else 'email'} {owner}"
+
+    def random_state(self, rng: random.Random, context: Context) -> Cause:
+        needs, owners = context
+        return rng.choice(sorted({*owners, *(cause for cause, _ in needs.values())})), rng.randrange(10)
