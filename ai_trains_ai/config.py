@@ -124,6 +124,8 @@ class RewardConfig(Config):
     validation_by_submission: tuple[float, ...] = (1.0, 0.6, 0.3)
     post_weight: float = 0.25
     uplift_weight: float = 0.75
+    uplift_form: Literal["headroom", "absolute"] = "headroom"
+    """headroom: (post − best_pre) / (1 − best_pre); absolute: post − best_pre."""
 
 
 class EvalConfig(Config):
