@@ -192,6 +192,8 @@ class RunResult:
     from_cache: bool = False
     trusted: bool = True
     """False when the sandbox was switched off by hand."""
+    warnings: tuple[Finding, ...] = ()
+    """What the integrity checks noticed; never changes the reward."""
 
 
 # The outer loop's values.
