@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -40,6 +40,8 @@ class OrchestratorConfig(Config):
 
 
 class OptimConfig(Config):
+    """prime-rl has one class per type; here they share one, and `jobs` refuses an option of another type."""
+
     type: Literal["adamw", "muon", "sgd", "sign_sgd"] = "adamw"
     lr: Annotated[float, Field(gt=0.0, le=1.0)] = 1e-4
     weight_decay: Annotated[float, Field(ge=0.0, le=1.0)] = 0.01
@@ -49,6 +51,14 @@ class OptimConfig(Config):
     momentum: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.9
     nesterov: bool = True
     mu: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.95
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_of_type(cls, data: Any) -> Any:
+        """muon's betas2 has another default than adamw's, as in prime-rl."""
+        if isinstance(data, dict) and data.get("type") == "muon":
+            return {"betas2": 0.95, **data}
+        return data
 
 
 class SchedulerConfig(Config):
@@ -61,6 +71,7 @@ class SchedulerConfig(Config):
 class LossConfig(Config):
     """prime-rl's default loss: its numbers only, never a loss that loads code."""
 
+    type: Literal["default"] = "default"
     adv_tau: Annotated[float, Field(ge=0.0)] = 1.0
     kl_tau: Annotated[float, Field(ge=0.0)] = 0.001
     dppo_mask_low: Annotated[float, Field(ge=0.0)] = 0.2
