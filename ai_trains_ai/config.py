@@ -115,6 +115,7 @@ class JobLimits(Config):
     max_total_bytes: int = 256 * 1024
     min_distinct_tasks: int = 64
     max_tasks: int = 20_000
+    max_prompt_chars: int = 8_000
     load_seconds: float = 10.0
     score_seconds: float = 20.0
     """For one batch of scores."""

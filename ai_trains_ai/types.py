@@ -48,6 +48,8 @@ class Job:
     explicit_keys: tuple[str, ...]
     """Dotted `[prime_rl]` keys that the author set, whatever their value."""
     content_sha256: str
+    family: str = ""
+    """The task family that job.toml says it answers."""
 
 
 @dataclass(frozen=True, slots=True)
