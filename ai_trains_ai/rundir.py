@@ -1,16 +1,16 @@
 """The only file that knows paths.
 
-    HOME/                      --home, or ATA_HOME, or ~/.local/state/ai-trains-ai
-      store.sqlite             the run store
-      eval_secret              0600; what the hidden eval is regenerated from (or ATA_EVAL_SECRET)
-      locks/NAME.lock          held while somebody works on NAME; free when its holder dies, however it dies
-      runs/RUN/
-        run.json               command line, version, commit, resolved config
-        job/                   the job's files as they were read
-        checkpoint/            what our trainer wrote
-        worker.log             what the worker said on stderr, by attempt
-        result.json            the outcome, as `--json` prints it
-        lock                   held while the run is worked on
+HOME/                      --home, or ATA_HOME, or ~/.local/state/ai-trains-ai
+  store.sqlite             the run store
+  eval_secret              0600; what the hidden eval is regenerated from (or ATA_EVAL_SECRET)
+  locks/NAME.lock          held while somebody works on NAME; free when its holder dies, however it dies
+  runs/RUN/
+    run.json               command line, version, commit, resolved config
+    job/                   the job's files as they were read
+    checkpoint/            what our trainer wrote
+    worker.log             what the worker said on stderr, by attempt
+    result.json            the outcome, as `--json` prints it
+    lock                   held while the run is worked on
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import shutil
 import stat
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -106,20 +106,23 @@ class Home:
     def secret(self, environ: Mapping[str, str]) -> bytes:
         """The eval secret: ATA_EVAL_SECRET, else the file, made at random on first use.
 
-        Never log or record what this returns. Raises UsageError for a secret that is too short to be one and for a
-        file that others may read.
+        Never log or record what this returns. Raises UsageError for a secret that is too short to be one
+        and for a file that others may read.
         """
         given = environ.get(SECRET_VARIABLE)
         if given is not None:
             if len(given.encode()) < SHORTEST_SECRET:
-                raise UsageError(f"{SECRET_VARIABLE} needs at least {SHORTEST_SECRET} bytes; unset it to use a random one")
+                raise UsageError(
+                    f"{SECRET_VARIABLE} needs at least {SHORTEST_SECRET} bytes; unset it to use a random one"
+                )
             return given.encode()
         with boundary(f"eval secret {self.secret_file}"):
             try:
                 return self._read_secret()
             except FileNotFoundError:
                 pass
-            # Written aside and linked into place: two processes at once agree on one, and none reads half of it.
+            # Written aside and linked into place: two processes at once agree on one, and none reads half
+            # of it.
             partial = self.path / f".eval_secret.{os.getpid()}.{secrets.token_hex(4)}"
             descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             try:
@@ -127,10 +130,8 @@ class Home:
                     file.write(secrets.token_bytes(SECRET_BYTES))
                     file.flush()
                     os.fsync(file.fileno())
-                try:
+                with suppress(FileExistsError):
                     os.link(partial, self.secret_file)
-                except FileExistsError:
-                    pass
             finally:
                 partial.unlink(missing_ok=True)
             return self._read_secret()
@@ -143,7 +144,9 @@ class Home:
                 raise UsageError(f"{self.secret_file} may be read by others (mode {mode:o}): chmod 600 it")
             secret = file.read(4096)
         if len(secret) < SHORTEST_SECRET:
-            raise UsageError(f"{self.secret_file} holds {len(secret)} bytes: remove it to have a new one made")
+            raise UsageError(
+                f"{self.secret_file} holds {len(secret)} bytes: remove it to have a new one made"
+            )
         return secret
 
     def new_run(self, label: str) -> RunDir:
@@ -164,10 +167,11 @@ class Home:
             yield
 
     def collect_checkpoints(self, *, keep: int, max_bytes: int) -> list[str]:
-        """Remove checkpoints beyond the newest `keep` or beyond `max_bytes` in all; return the runs that lost theirs.
+        """Remove checkpoints beyond the newest `keep` or beyond `max_bytes` in all; return the runs that
+        lost theirs.
 
-        The newest checkpoint always stays, and so does that of a run somebody is working on. Scores, curves and
-        rollouts are in the store and are never removed.
+        The newest checkpoint always stays, and so does that of a run somebody is working on. Scores, curves
+        and rollouts are in the store and are never removed.
         """
         removed: list[str] = []
         kept, total = 0, 0
@@ -204,15 +208,13 @@ def hold(path: Path, *, wait: bool = True) -> Iterator[None]:
 def is_free(path: Path) -> bool:
     """Whether nobody holds the lock."""
     try:
-        file = open(path, "rb")
+        with open(path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return True
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _open_lock(path: Path) -> IO[bytes]:

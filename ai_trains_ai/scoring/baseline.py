@@ -15,11 +15,15 @@ Locked = Callable[[str], AbstractContextManager[None]]
 
 
 def baseline_key(hidden: HiddenEval, base_sha256: str, versions: Mapping[str, str]) -> str:
-    """Name of one base's baseline in the store: another weight, item, setting or sampling code is another baseline."""
+    """Name of one base's baseline in the store: another weight, item, setting or sampling code is another
+    baseline.
+    """
     return hidden.key({**versions, "base": base_sha256})
 
 
-def recorded(store: Store, hidden: HiddenEval, base_sha256: str, versions: Mapping[str, str]) -> EvalResult | None:
+def recorded(
+    store: Store, hidden: HiddenEval, base_sha256: str, versions: Mapping[str, str]
+) -> EvalResult | None:
     """The baseline if it was measured before, else None."""
     return store.evals.baseline(baseline_key(hidden, base_sha256, versions))
 
@@ -35,7 +39,9 @@ def baseline(
     versions: Mapping[str, str],
     progress: Progress | None = None,
 ) -> EvalResult:
-    """The score of the untrained base, from the store or, under a lock so that nobody measures twice, from sampling."""
+    """The score of the untrained base, from the store or, under a lock so that nobody measures twice, from
+    sampling.
+    """
     key = baseline_key(hidden, base_sha256, versions)
     known = store.evals.baseline(key)
     if known is not None:
@@ -44,7 +50,9 @@ def baseline(
         known = store.evals.baseline(key)
         if known is not None:
             return known
-        result = evaluate(sampler, hidden, model=base, samples=hidden.config.baseline_samples, progress=progress)
+        result = evaluate(
+            sampler, hidden, model=base, samples=hidden.config.baseline_samples, progress=progress
+        )
         return store.evals.save_baseline(
             key,
             result,

@@ -13,13 +13,17 @@ from ai_trains_ai.tasks.registry import family
 from ai_trains_ai.types import EvalResult
 
 Sampler = Callable[[Sequence[str], int, int], Sequence[Sequence[str]]]
-"""(prompts, samples a prompt, seed) -> completions by prompt. At temperature 1; deterministic in its arguments."""
+"""(prompts, samples a prompt, seed) -> completions by prompt. At temperature 1; deterministic in its
+arguments.
+"""
 
 Progress = Callable[[int, int], None]
 """(completions so far, completions in all)."""
 
 MAX_SEQUENCES = 512
-"""Completions asked for at once. Part of what makes scores repeatable: batches are cut the same way every time."""
+"""Completions asked for at once. Part of what makes scores repeatable: batches are cut the same way every
+time.
+"""
 
 
 def evaluate(

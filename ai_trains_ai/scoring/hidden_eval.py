@@ -28,13 +28,17 @@ class EvalSecret:
 
     @staticmethod
     def public(seed: int) -> EvalSecret:
-        """A secret that everybody can name: for tables that others shall reproduce, never for rewarding an agent."""
+        """A secret that everybody can name: for tables that others shall reproduce, never for rewarding an
+        agent.
+        """
         return EvalSecret(f"public eval seed {seed:020d}".encode(), f"public-{seed}")
 
 
 @dataclass(frozen=True)
 class HiddenEval:
-    """The items of one family under one secret, in a fixed order. Answers never leave the process that holds this."""
+    """The items of one family under one secret, in a fixed order. Answers never leave the process that
+    holds this.
+    """
 
     family: str
     config: EvalConfig
@@ -48,10 +52,17 @@ class HiddenEval:
 
     @property
     def seed(self) -> int:
-        """Seed of the sampling: the same for every model, so that base and trained model are compared alike."""
+        """Seed of the sampling: the same for every model, so that base and trained model are compared
+        alike.
+        """
         return derive(0, "hidden eval", self.family)
 
     def key(self, versions: Mapping[str, str]) -> str:
         """Name of this eval's numbers in the store; `versions` names the code that computes them."""
-        parts = [self.family, self.secret_id, self.config.model_dump_json(), *(f"{k}={versions[k]}" for k in sorted(versions))]
+        parts = [
+            self.family,
+            self.secret_id,
+            self.config.model_dump_json(),
+            *(f"{k}={versions[k]}" for k in sorted(versions)),
+        ]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()

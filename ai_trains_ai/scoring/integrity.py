@@ -1,4 +1,6 @@
-"""Is a result what it seems? The checkpoint is ours, and the inner reward paid for what the hidden eval measures."""
+"""Is a result what it seems? The checkpoint is ours, and the inner reward paid for what the hidden eval
+measures.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +18,21 @@ RISE = 0.5
 
 
 def verify_checkpoint(training: TrainingRun, folder: Path, digest: Callable[[Path], str]) -> Path:
-    """Return the checkpoint's folder when it is the run's own and holds the weights that the trainer reported.
+    """Return the checkpoint's folder when it is the run's own and holds the weights that the trainer
+    reported.
 
-    folder: where our trainer was told to write. digest: weights hash of a folder (`engine.load.weights_sha256`).
-    Raises InfrastructureError on another path, a link anywhere inside, anything but plain files, or another hash: a
-    job cannot cause any of these from its sandbox, so a mismatch means that the machine or its user interfered.
+    folder: where our trainer was told to write. digest: weights hash of a folder
+    (`engine.load.weights_sha256`). Raises InfrastructureError on another path, a link anywhere inside,
+    anything but plain files, or another hash: a job cannot cause any of these from its sandbox, so a
+    mismatch means that the machine or its user interfered.
     """
     reported = Path(training.checkpoint)
     if reported != folder:
         raise InfrastructureError(f"the trainer reports a checkpoint at {reported}, not at {folder}")
     if folder.resolve() != folder.parent.resolve() / folder.name:
-        raise InfrastructureError(f"checkpoint {folder} is a link: weights are loaded only from where they were written")
+        raise InfrastructureError(
+            f"checkpoint {folder} is a link: weights are loaded only from where they were written"
+        )
     for entry in folder.rglob("*"):
         mode = entry.lstat().st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
@@ -40,10 +46,12 @@ def verify_checkpoint(training: TrainingRun, folder: Path, digest: Callable[[Pat
 
 
 def divergence(steps: Sequence[InnerStep], pre: EvalResult, post: EvalResult, *, seed: int) -> Finding | None:
-    """A warning when the inner reward rose clearly and the hidden eval did not: the reward pays for something else.
+    """A warning when the inner reward rose clearly and the hidden eval did not: the reward pays for
+    something else.
 
-    The rise is that of the last fifth of the steps over the first fifth, in standard deviations of the first fifth's
-    rollout rewards. The hidden eval "did not" when the interval of post − pre (the same base, paired) reaches zero.
+    The rise is that of the last fifth of the steps over the first fifth, in standard deviations of the
+    first fifth's rollout rewards. The hidden eval "did not" when the interval of post − pre (the same base,
+    paired) reaches zero.
     """
     if len(steps) < 2:
         return None
@@ -64,6 +72,6 @@ def divergence(steps: Sequence[InnerStep], pre: EvalResult, post: EvalResult, *,
             f"the inner reward rose from {before:.3f} to {after:.3f} while the hidden eval went from "
             f"{pre.accuracy:.3f} to {post.accuracy:.3f} ({change:+.3f})"
         ),
-        fix="reward correct answers to tasks like the spec's examples, not a property that any reply can have",
+        fix="reward correct answers to tasks like the spec's examples, not a property any reply can have",
         severity="warning",
     )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ai_trains_ai.config import JobLimits, RewardConfig
-from ai_trains_ai.scoring.stats import paired_bootstrap
+from ai_trains_ai.scoring.stats import Floats, paired_bootstrap
 from ai_trains_ai.types import EvalResult, Reward
 
 ZERO = Reward(total=0.0, validation=0.0, quality=0.0, speed=0.0, uplift=0.0)
@@ -17,8 +17,8 @@ ZERO = Reward(total=0.0, validation=0.0, quality=0.0, speed=0.0, uplift=0.0)
 def uplift(post: float, best_pre: float, config: RewardConfig) -> float:
     """Share of the room above the best untrained base that training closed, in [0, 1].
 
-    "headroom": (post − best_pre) / (1 − best_pre). "absolute": post − best_pre. Both clipped to [0, 1]; a base without
-    room (best_pre = 1) gives 0.
+    "headroom": (post − best_pre) / (1 − best_pre). "absolute": post − best_pre. Both clipped to [0, 1]; a
+    base without room (best_pre = 1) gives 0.
     """
     gain = post - best_pre
     if config.uplift_form == "headroom":
@@ -27,15 +27,18 @@ def uplift(post: float, best_pre: float, config: RewardConfig) -> float:
     return min(1.0, max(0.0, gain))
 
 
-def uplift_interval(post: EvalResult, best_pre: EvalResult, config: RewardConfig, *, seed: int) -> tuple[float, float]:
+def uplift_interval(
+    post: EvalResult, best_pre: EvalResult, config: RewardConfig, *, seed: int
+) -> tuple[float, float]:
     """95% paired bootstrap interval of `uplift` over the items that both were scored on."""
 
-    def statistic(post_R: np.ndarray, pre_R: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
-        gain_R = post_R - pre_R
+    def statistic(post_R: Floats, pre_R: Floats) -> Floats:
+        gain_R: Floats = post_R - pre_R
         if config.uplift_form == "headroom":
             room_R = 1.0 - pre_R
             gain_R = np.divide(gain_R, room_R, out=np.zeros_like(gain_R), where=room_R > 0.0)
-        return np.clip(gain_R, 0.0, 1.0)
+        clipped_R: Floats = np.clip(gain_R, 0.0, 1.0)
+        return clipped_R
 
     return paired_bootstrap(post.item_scores, best_pre.item_scores, statistic, seed=seed)
 

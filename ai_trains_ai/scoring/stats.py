@@ -1,7 +1,8 @@
 """Intervals: Wilson for plain counts, clustered for several samples an item, paired bootstrap for uplift.
 
-All intervals are 95% and two-sided. Items are what is drawn at random (the hidden eval is one draw of items from a
-family), so items are what intervals are over; the samples of one item are not independent of each other.
+All intervals are 95% and two-sided. Items are what is drawn at random (the hidden eval is one draw of items
+from a family), so items are what intervals are over; the samples of one item are not independent of each
+other.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import numpy.typing as npt
 Z95 = 1.959963984540054
 """97.5% quantile of the standard normal."""
 
-Statistic = Callable[[npt.NDArray[np.float64], npt.NDArray[np.float64]], npt.NDArray[np.float64]]
+Floats = npt.NDArray[np.float64]
+Statistic = Callable[[Floats, Floats], Floats]
 
 
 def wilson(share: float, count: float, z: float = Z95) -> tuple[float, float]:
@@ -37,9 +39,10 @@ def wilson(share: float, count: float, z: float = Z95) -> tuple[float, float]:
 def clustered(item_scores: Sequence[float], samples_per_item: int = 1) -> tuple[float, float, float]:
     """(mean, low, high) of per-item mean scores in [0, 1], clustered by item.
 
-    Wilson's interval at the effective sample size p(1-p) / Var(mean), the variance being that of the item means over
-    the number of items. The size is held between the number of items (the samples of an item agree) and the number of
-    samples (they are independent). With one 0/1 sample an item this is Wilson's interval itself.
+    Wilson's interval at the effective sample size p(1-p) / Var(mean), the variance being that of the item
+    means over the number of items. The size is held between the number of items (the samples of an item
+    agree) and the number of samples (they are independent). With one 0/1 sample an item this is Wilson's
+    interval itself.
     """
     items = len(item_scores)
     if items == 0:
@@ -58,8 +61,9 @@ def paired_bootstrap(
 ) -> tuple[float, float]:
     """Percentile bootstrap interval of `statistic(mean of first, mean of second)`, items resampled in pairs.
 
-    first, second: scores of the same items in the same order. statistic: vectorised over arrays of resampled means.
-    Deterministic in its arguments. Raises ValueError when the two differ in length or are empty.
+    first, second: scores of the same items in the same order. statistic: vectorised over arrays of
+    resampled means. Deterministic in its arguments. Raises ValueError when the two differ in length or are
+    empty.
     """
     if len(first) != len(second):
         raise ValueError(f"not paired: {len(first)} and {len(second)} items")
@@ -76,7 +80,9 @@ def paired_bootstrap(
     return float(low), float(high)
 
 
-def paired_difference(after: Sequence[float], before: Sequence[float], *, seed: int) -> tuple[float, float, float]:
+def paired_difference(
+    after: Sequence[float], before: Sequence[float], *, seed: int
+) -> tuple[float, float, float]:
     """(mean, low, high) of after − before over the same items."""
     low, high = paired_bootstrap(after, before, lambda a, b: a - b, seed=seed)
     return math.fsum(after) / len(after) - math.fsum(before) / len(before), low, high

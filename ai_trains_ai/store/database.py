@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -37,14 +37,16 @@ def _infrastructure(error: sqlite3.Error, path: Path) -> InfrastructureError | N
     fix = _FIXES.get(code & 0xFF) if code is not None else None
     if fix is None:
         return None
-    return InfrastructureError(f"run store {path}: {error} ({error.sqlite_errorname}). Nothing recorded is lost: {fix}")
+    return InfrastructureError(
+        f"run store {path}: {error} ({error.sqlite_errorname}). Nothing recorded is lost: {fix}"
+    )
 
 
 class Database:
     """A connection that threads may share; other processes may hold their own on the same file.
 
-    Raises InfrastructureError when the disk or the file lets it down, and leaves the file at the last committed
-    transaction. `sqlite3.IntegrityError` and SQL mistakes are bugs of ours and pass through.
+    Raises InfrastructureError when the disk or the file lets it down, and leaves the file at the last
+    committed transaction. `sqlite3.IntegrityError` and SQL mistakes are bugs of ours and pass through.
     """
 
     def __init__(self, path: Path) -> None:
@@ -72,8 +74,8 @@ class Database:
             version = self._version()
             if version > len(MIGRATIONS):
                 raise UsageError(
-                    f"{self.path} was written by a newer version of ai-trains-ai (schema {version}, this one knows "
-                    f"{len(MIGRATIONS)}): upgrade, or point --home at another folder"
+                    f"{self.path} was written by a newer version of ai-trains-ai (schema {version}, this one "
+                    f"knows {len(MIGRATIONS)}): upgrade, or point --home at another folder"
                 )
             for migration in MIGRATIONS[version:]:
                 for statement in migration:
@@ -133,6 +135,20 @@ class Database:
         found = self.rows(sql, parameters)
         assert len(found) <= 1, f"{len(found)} rows where one was expected: {sql}"
         return found[0] if found else None
+
+    def insert(self, table: str, values: Mapping[str, Any], *, keep: str = "") -> tuple[int, bool]:
+        """Insert one row; with `keep` (unique columns), leave a row that is there already as it is.
+
+        Returns the row's number, meaningless when nothing was inserted, and whether it was.
+        """
+        columns = ", ".join(values)
+        marks = ", ".join("?" * len(values))
+        conflict = f" ON CONFLICT ({keep}) DO NOTHING" if keep else ""
+        with self.write() as connection:
+            cursor = connection.execute(
+                f"INSERT INTO {table} ({columns}) VALUES ({marks}){conflict}", tuple(values.values())
+            )
+            return cursor.lastrowid or 0, cursor.rowcount > 0
 
     def integrity(self) -> str:
         """SQLite's own verdict on the file: "ok", or what is damaged."""

@@ -1,4 +1,6 @@
-"""What happened, in order: restarts, retries, cache hits, removals. For people and for metrics, never for control."""
+"""What happened, in order: restarts, retries, cache hits, removals. For people and for metrics, never for
+control.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ class EventRecords:
     def all(self, run_id: str | None = None) -> list[dict[str, Any]]:
         """Events in order, of one run or of all, as {at, run_id, kind, ...payload}."""
         where = "" if run_id is None else "WHERE run_id = ? "
-        rows = self._database.rows(f"SELECT * FROM events {where}ORDER BY id", () if run_id is None else (run_id,))
+        rows = self._database.rows(
+            f"SELECT * FROM events {where}ORDER BY id", () if run_id is None else (run_id,)
+        )
         return [
             {"at": row["at"], "run_id": row["run_id"], "kind": row["kind"], **json.loads(row["payload"])}
             for row in rows

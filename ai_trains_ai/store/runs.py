@@ -25,9 +25,11 @@ from ai_trains_ai.types import (
 Ended = Literal["missing", "interrupted", "abandoned"]
 """Ends without a result: infrastructure failed, a person stopped it, its process vanished."""
 
+_WITH_RESULT = ("completed", "rejected", "failed")
+
 
 class RunRecords:
-    """One run is one row from `begin` to `finish`, `end` or, after kill -9, `abandon`."""
+    """One run is one row, from `begin` to `finish` or `end`."""
 
     def __init__(self, database: Database, evals: EvalRecords) -> None:
         self._database = database
@@ -35,20 +37,17 @@ class RunRecords:
 
     def save_job(self, job: Job, family: str) -> None:
         """Record the snapshot of a job directory once, whatever the number of its runs."""
+        values = {
+            "sha256": job.content_sha256,
+            "family": family,
+            "base_model": job.base_model,
+            "environment_args": json.dumps(dict(job.environment_args), default=str),
+            "prime_rl": json.dumps(dict(job.prime_rl)),
+            "explicit_keys": json.dumps(list(job.explicit_keys)),
+            "created": time.time(),
+        }
         with self._database.write() as connection:
-            fresh = connection.execute(
-                "INSERT INTO jobs (sha256, family, base_model, environment_args, prime_rl, explicit_keys, created) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (sha256) DO NOTHING",
-                (
-                    job.content_sha256,
-                    family,
-                    job.base_model,
-                    json.dumps(dict(job.environment_args), default=str),
-                    json.dumps(dict(job.prime_rl)),
-                    json.dumps(list(job.explicit_keys)),
-                    time.time(),
-                ),
-            ).rowcount
+            _, fresh = self._database.insert("jobs", values, keep="sha256")
             if fresh:
                 connection.executemany(
                     "INSERT INTO job_files (job_sha256, path, content) VALUES (?, ?, ?)",
@@ -66,12 +65,18 @@ class RunRecords:
         cache_key: str | None,
         trusted: bool,
     ) -> None:
-        with self._database.write() as connection:
-            connection.execute(
-                "INSERT INTO runs (id, job_sha256, family, base_model, seed, cache_key, state, started, trusted) "
-                "VALUES (?, ?, ?, ?, ?, ?, 'running', ?, ?)",
-                (run_id, job_sha256, family, base_model, seed, cache_key, time.time(), trusted),
-            )
+        values = {
+            "id": run_id,
+            "job_sha256": job_sha256,
+            "family": family,
+            "base_model": base_model,
+            "seed": seed,
+            "cache_key": cache_key,
+            "state": "running",
+            "started": time.time(),
+            "trusted": trusted,
+        }
+        self._database.insert("runs", values)
 
     def attempt(self, run_id: str) -> int:
         """Count another try at training and return its number; earlier tries' steps stay recorded."""
@@ -82,82 +87,67 @@ class RunRecords:
             return int(row[0])
 
     def step(self, run_id: str, attempt: int, step: InnerStep) -> None:
-        with self._database.write() as connection:
-            connection.execute(
-                "INSERT INTO inner_steps (run_id, attempt, step, inner_reward, metrics) VALUES (?, ?, ?, ?, ?)",
-                (run_id, attempt, step.step, step.inner_reward, json.dumps(asdict(step))),
-            )
+        values = {
+            "run_id": run_id,
+            "attempt": attempt,
+            "step": step.step,
+            "inner_reward": step.inner_reward,
+            "metrics": json.dumps(asdict(step)),
+        }
+        self._database.insert("inner_steps", values)
 
     def finish(self, run_id: str, result: RunResult, *, submission: int, reward_config: str) -> None:
         """Record everything that came out of the run, in one transaction."""
-        training = result.training
         with self._database.write() as connection:
-            updated = connection.execute(
-                "UPDATE runs SET state = ?, finished = ?, seconds = ?, estimated_tokens = ?, probe_seconds = ?, "
-                "checkpoint = ?, weights_sha256 = ?, training_tokens = ?, training_seconds = ?, uplift_low = ?, "
-                "uplift_high = ? WHERE id = ? AND state = 'running'",
-                (
-                    result.outcome,
-                    time.time(),
-                    result.seconds,
-                    result.probe.estimated_tokens,
-                    result.probe.seconds,
-                    training.checkpoint if training else None,
-                    training.weights_sha256 if training else None,
-                    training.tokens if training else None,
-                    training.seconds if training else None,
-                    result.uplift_low,
-                    result.uplift_high,
-                    run_id,
-                ),
-            ).rowcount
-            assert updated == 1, f"run {run_id} is not running: a result is recorded once"
-            self._findings(connection, run_id, "probe", result.probe.findings)
-            self._findings(connection, run_id, "failure", [result.failure] if result.failure else [])
-            self._findings(connection, run_id, "warning", result.warnings)
+            self._close(connection, run_id, result)
+            self._findings(run_id, "probe", result.probe.findings)
+            self._findings(run_id, "failure", [result.failure] if result.failure else [])
+            self._findings(run_id, "warning", result.warnings)
             for role, outcome in (("pre", result.pre), ("best_pre", result.best_pre), ("post", result.post)):
                 if outcome is not None:
-                    connection.execute(
-                        "INSERT INTO run_evals (run_id, role, eval_id) VALUES (?, ?, ?)",
-                        (run_id, role, self._evals.add(outcome)),
-                    )
-            if training is not None:
-                connection.executemany(
-                    "INSERT INTO rollouts VALUES (?, ?, ?, ?, ?, ?)",
-                    [
-                        (run_id, position, r.task_index, r.prompt, r.completion, r.inner_reward)
-                        for position, r in enumerate(training.rollouts)
-                    ],
-                )
-            self._reward(connection, run_id, submission, result.reward, reward_config)
+                    eval_id = self._evals.add(outcome)
+                    self._database.insert("run_evals", {"run_id": run_id, "role": role, "eval_id": eval_id})
+            for position, rollout in enumerate(result.training.rollouts if result.training else ()):
+                self._database.insert("rollouts", {"run_id": run_id, "position": position, **asdict(rollout)})
+            self._reward(run_id, submission, result.reward, reward_config)
 
-    def _findings(
-        self, connection: sqlite3.Connection, run_id: str, stage: str, findings: Iterable[Finding]
-    ) -> None:
-        connection.executemany(
-            "INSERT INTO findings (run_id, position, stage, severity, name, message, fix) VALUES (?, ?, ?, ?, ?, ?, ?)",
-            [
-                (run_id, position, stage, finding.severity, finding.check, finding.message, finding.fix)
-                for position, finding in enumerate(findings)
-            ],
-        )
+    def _close(self, connection: sqlite3.Connection, run_id: str, result: RunResult) -> None:
+        training = result.training
+        values = {
+            "state": result.outcome,
+            "finished": time.time(),
+            "seconds": result.seconds,
+            "estimated_tokens": result.probe.estimated_tokens,
+            "probe_seconds": result.probe.seconds,
+            "checkpoint": training.checkpoint if training else None,
+            "weights_sha256": training.weights_sha256 if training else None,
+            "training_tokens": training.tokens if training else None,
+            "training_seconds": training.seconds if training else None,
+            "uplift_low": result.uplift_low,
+            "uplift_high": result.uplift_high,
+        }
+        settings = ", ".join(f"{column} = ?" for column in values)
+        updated = connection.execute(
+            f"UPDATE runs SET {settings} WHERE id = ? AND state = 'running'", (*values.values(), run_id)
+        ).rowcount
+        assert updated == 1, f"run {run_id} is not running: a result is recorded once"
 
-    def _reward(
-        self, connection: sqlite3.Connection, run_id: str, submission: int, reward: Reward, config: str
-    ) -> None:
-        connection.execute(
-            "INSERT INTO rewards VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (run_id, submission) DO NOTHING",
-            (
-                run_id,
-                submission,
-                reward.total,
-                reward.validation,
-                reward.quality,
-                reward.speed,
-                reward.uplift,
-                config,
-            ),
-        )
+    def _findings(self, run_id: str, stage: str, findings: Iterable[Finding]) -> None:
+        for position, finding in enumerate(findings):
+            values = {
+                "run_id": run_id,
+                "position": position,
+                "stage": stage,
+                "severity": finding.severity,
+                "name": finding.check,
+                "message": finding.message,
+                "fix": finding.fix,
+            }
+            self._database.insert("findings", values)
+
+    def _reward(self, run_id: str, submission: int, reward: Reward, config: str) -> None:
+        values = {"run_id": run_id, "submission": submission, **asdict(reward), "config": config}
+        self._database.insert("rewards", values, keep="run_id, submission")
 
     def end(self, run_id: str, state: Ended, error: str) -> None:
         """Close a run that has no result. A run that has one keeps it."""
@@ -169,7 +159,8 @@ class RunRecords:
 
     def running(self) -> list[str]:
         """Ids of runs without an end: being worked on, or left behind by a process that was killed."""
-        return [row["id"] for row in self._database.rows("SELECT id FROM runs WHERE state = 'running' ORDER BY started")]
+        rows = self._database.rows("SELECT id FROM runs WHERE state = 'running' ORDER BY started")
+        return [row["id"] for row in rows]
 
     def state(self, run_id: str) -> str:
         row = self._database.row("SELECT state FROM runs WHERE id = ?", (run_id,))
@@ -189,12 +180,10 @@ class RunRecords:
         self, run_id: str, cache_key: str, *, submission: int, reward: Reward, reward_config: str
     ) -> None:
         """Count a request that `run_id` answered, with the reward it gave under that submission number."""
-        with self._database.write() as connection:
-            connection.execute(
-                "INSERT INTO cache_hits (run_id, cache_key, submission, at) VALUES (?, ?, ?, ?)",
-                (run_id, cache_key, submission, time.time()),
-            )
-            self._reward(connection, run_id, submission, reward, reward_config)
+        values = {"run_id": run_id, "cache_key": cache_key, "submission": submission, "at": time.time()}
+        with self._database.write():
+            self._database.insert("cache_hits", values)
+            self._reward(run_id, submission, reward, reward_config)
 
     def steps(self, run_id: str) -> tuple[InnerStep, ...]:
         """The inner steps of the run's last try."""
@@ -206,17 +195,17 @@ class RunRecords:
         return tuple(InnerStep(**json.loads(row["metrics"])) for row in rows)
 
     def result(self, run_id: str) -> RunResult:
-        """The recorded result of a finished run, equal to what `finish` was given (for its first submission)."""
+        """The recorded result of a finished run, equal to what `finish` was given."""
         run = self._database.row("SELECT * FROM runs WHERE id = ?", (run_id,))
-        assert run is not None and run["state"] in ("completed", "rejected", "failed"), f"run {run_id} has no result"
+        assert run is not None, f"no run {run_id}"
+        assert run["state"] in _WITH_RESULT, f"run {run_id} has no result, it is {run['state']}"
         findings: dict[str, list[Finding]] = {"probe": [], "failure": [], "warning": []}
-        for row in self._database.rows("SELECT * FROM findings WHERE run_id = ? ORDER BY stage, position", (run_id,)):
+        for row in self._rows_of(run_id, "findings", "position"):
             findings[row["stage"]].append(Finding(row["name"], row["message"], row["fix"], row["severity"]))
         evals = {
-            row["role"]: self._evals.get(row["eval_id"])
-            for row in self._database.rows("SELECT role, eval_id FROM run_evals WHERE run_id = ?", (run_id,))
+            row["role"]: self._evals.get(row["eval_id"]) for row in self._rows_of(run_id, "run_evals", "role")
         }
-        reward = self._database.rows("SELECT * FROM rewards WHERE run_id = ? ORDER BY rowid LIMIT 1", (run_id,))[0]
+        reward = self._rows_of(run_id, "rewards", "rowid")[0]
         return RunResult(
             job_sha256=run["job_sha256"],
             seed=run["seed"],
@@ -244,12 +233,18 @@ class RunRecords:
     def _training(self, run: sqlite3.Row) -> TrainingRun | None:
         if run["weights_sha256"] is None:
             return None
-        rollouts = self._database.rows("SELECT * FROM rollouts WHERE run_id = ? ORDER BY position", (run["id"],))
+        rollouts = self._rows_of(run["id"], "rollouts", "position")
         return TrainingRun(
             checkpoint=run["checkpoint"],
             weights_sha256=run["weights_sha256"],
             steps=self.steps(run["id"]),
-            rollouts=tuple(Rollout(r["task_index"], r["prompt"], r["completion"], r["inner_reward"]) for r in rollouts),
+            rollouts=tuple(
+                Rollout(row["task_index"], row["prompt"], row["completion"], row["inner_reward"])
+                for row in rollouts
+            ),
             tokens=run["training_tokens"],
             seconds=run["training_seconds"],
         )
+
+    def _rows_of(self, run_id: str, table: str, order: str) -> list[sqlite3.Row]:
+        return self._database.rows(f"SELECT * FROM {table} WHERE run_id = ? ORDER BY {order}", (run_id,))

@@ -1,7 +1,7 @@
 """The tables of the run store, as a list of migrations.
 
-To extend: append a tuple of statements to MIGRATIONS and never edit one that has been released. A store's version is
-the number of migrations it has been through (SQLite's `user_version`).
+To extend: append a tuple of statements to MIGRATIONS and never edit one that has been released. A store's
+version is the number of migrations it has been through (SQLite's `user_version`).
 
     jobs ──< job_files                  content of a job directory, by hash
       └──< runs ──< inner_steps         one execution of a job under one seed

@@ -15,9 +15,9 @@ from ai_trains_ai.store.runs import RunRecords
 class Store:
     """Opens or creates the store at `path`. Safe for several threads and several processes at once.
 
-    Each recording method is one transaction; `transaction()` joins several. What a method returned from is on disk:
-    kill -9 at any moment loses nothing recorded. Raises InfrastructureError, naming the path and the fix, when the
-    disk is full or fails, and UsageError for a file that is not a store of this version.
+    Each recording method is one transaction; `transaction()` joins several. What a method returned from is
+    on disk: kill -9 at any moment loses nothing recorded. Raises InfrastructureError, naming the path and
+    the fix, when the disk is full or fails, and UsageError for a file that is not a store of this version.
     """
 
     def __init__(self, path: Path) -> None:

@@ -31,7 +31,9 @@ count = st.integers(0, 2**40)
 @st.composite
 def evals(draw: st.DrawFn, model: str) -> EvalResult:
     scores = tuple(draw(st.lists(share, min_size=1, max_size=5)))
-    return EvalResult("ledger", model, *draw(st.tuples(share, share, share, share)), scores, draw(st.integers(1, 8)), 1.5)
+    return EvalResult(
+        "ledger", model, *draw(st.tuples(share, share, share, share)), scores, draw(st.integers(1, 8)), 1.5
+    )
 
 
 findings = st.builds(Finding, text, text, text, st.sampled_from(["error", "warning"]))
@@ -63,7 +65,9 @@ def results(draw: st.DrawFn) -> RunResult:
         seed=draw(st.integers(0, 2**63 - 1)),
         outcome=outcome,
         base_model="nano-0.2m",
-        probe=ProbeResult(outcome != "rejected", tuple(draw(st.lists(findings, max_size=3))), 0.5, draw(count)),
+        probe=ProbeResult(
+            outcome != "rejected", tuple(draw(st.lists(findings, max_size=3))), 0.5, draw(count)
+        ),
         pre=draw(evals("nano-0.2m")) if done else None,
         best_pre=draw(evals("nano-0.8m")) if done else None,
         post=draw(evals("ab" * 32)) if done else None,

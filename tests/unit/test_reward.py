@@ -38,7 +38,12 @@ def result(*scores: float, model: str = "m") -> EvalResult:
 )
 def test_reward_by_hand(post: float, best_pre: float, tokens: int, submission: int, total: float) -> None:
     earned = reward.completed(
-        result(post), result(best_pre), training_tokens=tokens, submission=submission, limits=LIMITS, config=CONFIG
+        result(post),
+        result(best_pre),
+        training_tokens=tokens,
+        submission=submission,
+        limits=LIMITS,
+        config=CONFIG,
     )
     assert earned.total == pytest.approx(total, abs=1e-12)
     parts = 0.35 * earned.validation + 0.60 * earned.quality + 0.05 * earned.speed

@@ -41,7 +41,8 @@ def test_agreeing_samples_count_as_one_each() -> None:
 
 
 def test_effective_sample_size_by_hand() -> None:
-    # Two items at 0.25, two at 0.75: mean 0.5, Var(mean) = 4 * 0.0625 / 16 = 1/64, 0.25 / (1/64) = 16 samples.
+    # Two items at 0.25, two at 0.75: mean 0.5, Var(mean) = 4 * 0.0625 / 16 = 1/64, 0.25 / (1/64) = 16
+    # samples.
     mean, low, high = clustered([0.25, 0.25, 0.75, 0.75], 8)
     assert mean == 0.5
     assert (low, high) == pytest.approx(wilson(0.5, 16), abs=1e-12)
@@ -65,7 +66,9 @@ def test_interval_holds_the_estimate_and_stays_inside(counts: list[int]) -> None
 
 
 def test_clustered_interval_covers() -> None:
-    """At a nominal 95%, of 400 evals with a spread of item difficulty about 380 intervals hold the true mean."""
+    """At a nominal 95%, of 400 evals with a spread of item difficulty about 380 intervals hold the true
+    mean.
+    """
     source = random.Random(7)
     hits = 0
     for _ in range(400):

@@ -30,10 +30,15 @@ def child(code: str, *arguments: str) -> subprocess.Popen[str]:
 
 def test_a_failed_transaction_leaves_nothing(tmp_path: Path) -> None:
     with Store(tmp_path / "s") as store:
-        with pytest.raises(RuntimeError), store.transaction():
-            store.events.add("first")
-            store.events.add("second")
-            raise RuntimeError("midway")
+
+        def midway() -> None:
+            with store.transaction():
+                store.events.add("first")
+                store.events.add("second")
+                raise RuntimeError("midway")
+
+        with pytest.raises(RuntimeError, match="midway"):
+            midway()
         assert store.events.all() == []
         store.events.add("after", x=1)
         assert [event["kind"] for event in store.events.all()] == ["after"]
@@ -57,18 +62,28 @@ def test_the_first_baseline_wins(tmp_path: Path) -> None:
 
 def test_a_run_has_one_result(tmp_path: Path) -> None:
     with Store(tmp_path / "s") as store:
-        store.runs.begin("r", job_sha256="j", family="f", base_model="b", seed=0, cache_key=None, trusted=True)
+        store.runs.begin(
+            "r", job_sha256="j", family="f", base_model="b", seed=0, cache_key=None, trusted=True
+        )
         store.runs.end("r", "missing", "a machine died")
         assert store.runs.state("r") == "missing"
         store.runs.end("r", "abandoned", "later")
         assert store.runs.state("r") == "missing"
         with pytest.raises(sqlite3.IntegrityError):
-            store.runs.begin("r", job_sha256="j", family="f", base_model="b", seed=0, cache_key=None, trusted=True)
+            store.runs.begin(
+                "r", job_sha256="j", family="f", base_model="b", seed=0, cache_key=None, trusted=True
+            )
 
 
 def test_references_are_enforced(tmp_path: Path) -> None:
-    with Store(tmp_path / "s") as store, pytest.raises(sqlite3.IntegrityError), store.transaction() as connection:
-        connection.execute("INSERT INTO cache_hits (run_id, cache_key, submission, at) VALUES ('none', 'k', 1, 0)")
+    with (
+        Store(tmp_path / "s") as store,
+        pytest.raises(sqlite3.IntegrityError),
+        store.transaction() as connection,
+    ):
+        connection.execute(
+            "INSERT INTO cache_hits (run_id, cache_key, submission, at) VALUES ('none', 'k', 1, 0)"
+        )
 
 
 def test_threads_share_a_store(tmp_path: Path) -> None:
@@ -90,7 +105,9 @@ def test_threads_share_a_store(tmp_path: Path) -> None:
 
 
 def test_processes_share_a_store(tmp_path: Path) -> None:
-    """Four processes create the same store at the same moment and write to it; nothing is lost, nobody fails."""
+    """Four processes create the same store at the same moment and write to it; nothing is lost, nobody
+    fails.
+    """
     code = (
         "store = Store(Path(sys.argv[1]))\n"
         "for number in range(30):\n    store.events.add('tick', process=sys.argv[2], number=number)\n"
@@ -108,7 +125,9 @@ def test_kill_9_loses_nothing_recorded(tmp_path: Path) -> None:
     """Whatever the child had said was recorded is there, in order, after kill -9 at an arbitrary moment."""
     code = (
         "store = Store(Path(sys.argv[1]))\n"
-        "for number in range(10**6):\n    store.events.add('tick', number=number)\n    print(number, flush=True)\n"
+        "for number in range(10**6):\n"
+        "    store.events.add('tick', number=number)\n"
+        "    print(number, flush=True)\n"
     )
     for pause in (0.0, 0.05, 0.13):
         path = tmp_path / f"s{pause}"
@@ -166,17 +185,25 @@ def test_a_full_disk_is_named_and_loses_nothing(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], capture_output=True, text=True, check=False
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if mounted.returncode:
         pytest.skip(f"cannot mount a tmpfs here: {mounted.stderr.strip()}")
     try:
         store = Store(disk / "s")
         recorded = 0
-        with pytest.raises(InfrastructureError, match="free space") as refused:
+
+        def fill() -> None:
+            nonlocal recorded
             while True:
                 store.events.add("tick", number=recorded, filler="x" * 3000)
                 recorded += 1
+
+        with pytest.raises(InfrastructureError, match="free space") as refused:
+            fill()
         assert str(disk / "s") in str(refused.value)
         assert recorded > 10
         store.close()
