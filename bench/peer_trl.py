@@ -2,10 +2,11 @@
 
     python -m bench.peer_trl SPEC.json RESULT.json
 
-SPEC is what `bench.inner.peer_spec` writes. Settings follow one rule: the same training as ours, by TRL's fastest
-means on one CPU thread. Its defaults would be slower here: gradient checkpointing is off (memory is no concern),
-bfloat16 autocast is off (slower on these sizes), the whole batch goes through one forward pass, `beta` is 0 so
-that no reference model exists, and nothing is logged to a service.
+SPEC is what `bench.inner.peer_spec` writes. Settings follow one rule: the same training as ours, by TRL's
+fastest means on one CPU thread. Its defaults would be slower here: gradient checkpointing is off (memory is
+no concern), bfloat16 autocast is off (slower at these sizes, as is eager attention; a static KV cache makes
+no difference), the whole batch goes through one forward pass, `beta` is 0 so that no reference model exists,
+and nothing is logged to a service.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import time
 STARTED = time.perf_counter()  # before the imports: they are part of a fresh process's job
 
 import json  # noqa: E402
+import resource  # noqa: E402
 import sys  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
@@ -27,7 +29,7 @@ from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 from ai_trains_ai.tasks.base import extract_answer, normalise  # noqa: E402
 
 
-class Clock(TrainerCallback):  # type: ignore[misc]
+class Clock(TrainerCallback):
     """Wall time at the start of training and at the end of each optimizer step."""
 
     def __init__(self) -> None:
@@ -46,7 +48,7 @@ def exact(completions: list[str], answer: list[str], **_: Any) -> list[float]:
 
 
 def config(spec: dict[str, Any], out: Path) -> GRPOConfig:
-    """prime-rl's GRPO in TRL's words: reward minus group mean, mean over the batch's tokens, one update a batch."""
+    """prime-rl's GRPO in TRL's words: reward minus group mean, mean over a batch's tokens, one update."""
     return GRPOConfig(
         output_dir=str(out),
         seed=spec["seed"],
@@ -78,9 +80,17 @@ def config(spec: dict[str, Any], out: Path) -> GRPOConfig:
 
 def tokenizer(spec: dict[str, Any]) -> PreTrainedTokenizerFast:
     """The base's own tokenizer, told which ids stop and pad, so that both sides cut completions alike."""
-    made = PreTrainedTokenizerFast(tokenizer_file=str(Path(spec["model"]) / "tokenizer.json"), padding_side="left")
+    file = str(Path(spec["model"]) / "tokenizer.json")
+    made = PreTrainedTokenizerFast(
+        tokenizer_file=file, padding_side="left", clean_up_tokenization_spaces=False
+    )  # type: ignore[no-untyped-call]
     made.eos_token, made.pad_token = spec["eos_token"], spec["pad_token"]
     return made
+
+
+def cpu_seconds() -> float:
+    mine, waited_for = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return mine.ru_utime + mine.ru_stime + waited_for.ru_utime + waited_for.ru_stime
 
 
 def main(spec_path: Path, result_path: Path) -> None:
@@ -104,12 +114,13 @@ def main(spec_path: Path, result_path: Path) -> None:
     history = [entry for entry in trainer.state.log_history if "reward" in entry]
     result = {
         "seconds": time.perf_counter() - STARTED,
+        "cpu_seconds": cpu_seconds(),
         "setup_seconds": clock.marks[0] - STARTED,
         "step_seconds": [b - a for a, b in zip(clock.marks, clock.marks[1:], strict=False)],
         "rewards": [entry["reward"] for entry in history],
         "completion_tokens": [entry["completions/mean_length"] for entry in history],
         "truncated": [entry["completions/clipped_ratio"] for entry in history],
-        "first_prompt_ids": [chat(text=task["prompt"])["input_ids"] for task in spec["tasks"][:8]],
+        "prompt_ids": chat(text=[task["prompt"] for task in spec["tasks"]])["input_ids"],
         "threads": torch.get_num_threads(),
     }
     result_path.write_text(json.dumps(result))
