@@ -93,7 +93,7 @@ def write_job(plan: Plan, folder: Path) -> Job:
 
 
 def peer_spec(plan: Plan, job: Job, seed: int, out: Path) -> dict[str, Any]:
-    """The same job for `bench.peer_trl`: the tasks as the job's environment offers them, answers worked out."""
+    """The same job for `bench.peer_trl`: the tasks as the job's environment offers them, solved."""
     folder = base_folder(plan.base)
     tokenizer = Tokenizer.from_folder(folder)
     raw = RawTokenizer.from_file(str(folder / "tokenizer.json"))
