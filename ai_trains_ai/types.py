@@ -123,8 +123,10 @@ class InnerStep:
     clip_share: float
     truncated_share: float
     skipped_groups: int
+    """Groups without signal (equal rewards, or fewer than two rollouts); when all are, nothing was updated."""
     groups: int
     tokens: int
+    """Completion tokens sampled."""
     seconds: float
 
 
@@ -139,6 +141,8 @@ class TrainingRun:
     rollouts: tuple[Rollout, ...]
     tokens: int
     seconds: float
+    early_stop: str | None = None
+    """Why training ended before its last step, e.g. because the rewards carry no signal; not a failure."""
 
 
 @dataclass(frozen=True, slots=True)
