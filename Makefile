@@ -55,14 +55,15 @@ format: $(VENV)/.installed-dev
 clean:
 	rm -rf $(VENV) $(BENCH_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
-# $(call new_venv,FOLDER): make FOLDER unless it is there; say what is missing on this machine, and leave no
-# half-made folder behind.
+# $(call new_venv,FOLDER): make FOLDER unless it works already; say what is missing on this machine, and leave
+# no half-made folder behind.
 define new_venv
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
-	  echo "Python 3.11 or newer is needed; '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || echo missing)." >&2; \
+	  found=$$($(PYTHON) --version 2>/dev/null) || found="not on this machine"; \
+	  echo "Python 3.11 or newer is needed; '$(PYTHON)' is $$found." >&2; \
 	  echo "Install one and run: make $(MAKECMDGOALS) PYTHON=/path/to/python3" >&2; exit 1; }
-	@test -x $(1)/bin/python || { echo "setting up $(1) with $$($(PYTHON) --version)"; \
-	  $(PYTHON) -m venv $(1) && $(1)/bin/python -m pip --version >/dev/null; } || { rm -rf $(1); \
+	@$(1)/bin/python -m pip --version >/dev/null 2>&1 || { \
+	  echo "setting up $(1) with $$($(PYTHON) --version)"; rm -rf $(1); $(PYTHON) -m venv $(1); } || { rm -rf $(1); \
 	  echo "'$(PYTHON) -m venv' failed: the venv module is missing (Debian, Ubuntu: apt-get install python3-venv)." >&2; \
 	  exit 1; }
 endef
