@@ -53,7 +53,8 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	for folder in $(VENV) $(BENCH_VENV); do test ! -e $$folder/pyvenv.cfg || rm -rf $$folder; done
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 # $(call new_venv,FOLDER): make FOLDER unless it works already; say what is missing on this machine, and leave
 # no half-made folder behind.
@@ -62,6 +63,8 @@ define new_venv
 	  found=$$($(PYTHON) --version 2>/dev/null) || found="not on this machine"; \
 	  echo "Python 3.11 or newer is needed; '$(PYTHON)' is $$found." >&2; \
 	  echo "Install one and run: make $(MAKECMDGOALS) PYTHON=/path/to/python3" >&2; exit 1; }
+	@test ! -e $(1) || test -e $(1)/pyvenv.cfg || { \
+	  echo "$(1) is there and is no virtual environment: it is left alone; choose another folder." >&2; exit 1; }
 	@$(1)/bin/python -m pip --version >/dev/null 2>&1 || { \
 	  echo "setting up $(1) with $$($(PYTHON) --version)"; rm -rf $(1); $(PYTHON) -m venv $(1); } || { rm -rf $(1); \
 	  echo "'$(PYTHON) -m venv' failed: the venv module is missing (Debian, Ubuntu: apt-get install python3-venv)." >&2; \
