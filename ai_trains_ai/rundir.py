@@ -149,10 +149,13 @@ class Home:
             )
         return secret
 
+    @staticmethod
+    def new_run_id(label: str) -> str:
+        return f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{label}-{secrets.token_hex(3)}"
+
     def new_run(self, label: str) -> RunDir:
         """A fresh folder whose name sorts by time and is unique: TIME-label-RANDOM."""
-        name = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{label}-{secrets.token_hex(3)}"
-        path = self.path / "runs" / name
+        path = self.path / "runs" / self.new_run_id(label)
         with boundary(f"run directory {path}"):
             path.mkdir()
         return RunDir(path)

@@ -71,6 +71,14 @@ class EvalRecords:
         row = self._database.row("SELECT eval_id FROM baselines WHERE eval_key = ?", (eval_key,))
         return None if row is None else self.get(row["eval_id"])
 
+    def measured(self, family: str, secret_id: str, eval_config: str) -> set[str]:
+        """Names of the bases that have a baseline of this eval, whatever version of the code measured it."""
+        rows = self._database.rows(
+            "SELECT DISTINCT base FROM baselines WHERE family = ? AND secret_id = ? AND eval_config = ?",
+            (family, secret_id, eval_config),
+        )
+        return {row["base"] for row in rows}
+
     def save_baseline(
         self, eval_key: str, result: EvalResult, *, base_sha256: str, secret_id: str, eval_config: str
     ) -> EvalResult:
