@@ -1,4 +1,4 @@
-"""What the repository as a whole must be: no leftovers, no machine's paths, honest documents, small files."""
+"""What the repository as a whole must be: no leftovers, no machine's paths, small files, pinned versions."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ import subprocess
 import tomllib
 from pathlib import Path
 
-import click
 import pytest
-
-from ai_trains_ai.cli import main as ata
 
 ROOT = Path(__file__).resolve().parents[2]
 MEGABYTE = 1 << 20
@@ -42,7 +39,6 @@ def repository_files() -> list[Path]:
 
 
 FILES = repository_files()
-DOCUMENTS = [path for path in FILES if path.suffix == ".md"]
 PYTHON = [path for path in FILES if path.suffix == ".py"]
 
 
@@ -57,18 +53,6 @@ def texts() -> list[tuple[Path, str]]:
         if b"\0" not in data[:8192] and path.name not in ("tokenizer.json", "LICENSE"):
             found.append((path, data.decode()))
     return found
-
-
-def code_of(document: Path) -> list[str]:
-    """The commands a document shows: lines of its fenced blocks, and its inline code."""
-    text = document.read_text()
-    blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    inline = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL))
-    return [line.removeprefix("$ ").strip() for block in blocks for line in block.splitlines()] + inline
-
-
-def ata_commands() -> list[tuple[str, str]]:
-    return [(short(d), line) for d in DOCUMENTS for line in code_of(d) if re.match(r"ata(?= |$)", line)]
 
 
 @pytest.mark.parametrize("kind", FORBIDDEN)
@@ -115,71 +99,6 @@ def test_shipped_data_stays_small() -> None:
     sizes = {short(path): path.stat().st_size for path in FILES}
     assert not {name: size for name, size in sizes.items() if size > 10 * MEGABYTE}
     assert sum(size for name, size in sizes.items() if name.startswith("ai_trains_ai/")) < 20 * MEGABYTE
-
-
-@pytest.mark.parametrize("document", DOCUMENTS, ids=short)
-def test_links_resolve(document: Path) -> None:
-    broken = []
-    for target in re.findall(r"\]\(([^)\s]+)\)", document.read_text()):
-        if re.match(r"[a-z]+:", target):
-            continue
-        name, _, anchor = target.partition("#")
-        file = (document.parent / name).resolve() if name else document
-        if not file.exists():
-            broken.append(f"{target}: no such file")
-        elif anchor and anchor not in anchors(file):
-            broken.append(f"{target}: no such heading")
-    assert not broken, "\n".join(broken)
-
-
-def anchors(document: Path) -> set[str]:
-    """Heading anchors as code hosts make them: lower case, punctuation dropped, spaces as hyphens."""
-    headings = re.findall(r"^#+ +(.+)$", document.read_text(), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
-
-
-def test_documents_show_commands() -> None:
-    assert {"ata job run", "ata job new", "ata job check", "ata baseline"} <= {
-        " ".join(line.split()[:3]) if line.startswith("ata job") else " ".join(line.split()[:2])
-        for _, line in ata_commands()
-    }
-
-
-def test_shown_commands_exist() -> None:
-    missing = [f"{name}: {line}" for name, line in ata_commands() if unknown_part(line)]
-    assert not missing, "\n".join(missing)
-
-
-def unknown_part(line: str) -> str | None:
-    """The first word of `ata ...` that is neither a command nor an option of the command before it."""
-    command: click.Command = ata
-    for word in line.split("#")[0].split("|")[0].split()[1:]:
-        if word.startswith("-"):
-            known = {opt for p in command.params for opt in (*p.opts, *p.secondary_opts)} | {"--help"}
-            if word.split("=")[0] not in known:
-                return word
-        elif isinstance(command, click.Group):
-            if word not in command.commands:
-                return word
-            command = command.commands[word]
-    return None
-
-
-def test_a_command_that_does_not_exist_is_noticed() -> None:
-    assert unknown_part("ata fly") == "fly"
-    assert unknown_part("ata --fly") == "--fly"
-
-
-def test_shown_make_targets_exist() -> None:
-    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    shown = {
-        (short(d), line.split()[1])
-        for d in DOCUMENTS
-        for line in code_of(d)
-        if re.match(r"make [a-z]+$", line)
-    }
-    assert {"demo", "test", "check", "bench"} <= targets
-    assert not {(name, target) for name, target in shown if target not in targets}
 
 
 def test_toml_files_parse() -> None:
