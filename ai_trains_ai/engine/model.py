@@ -12,6 +12,8 @@ their own attention (KV cache, shared prompts) through `Attention.project`, `Att
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -36,17 +38,28 @@ class RMSNorm(nn.Module):
         return normed.to(x.dtype) * self.weight.to(x.dtype)
 
 
+@dataclass(eq=False, slots=True)
+class LoraPair:
+    """A low-rank addition to one Hugging Face projection: scale · b · a. a: (rank, in), b: (rows, rank)."""
+
+    a: nn.Parameter
+    b: nn.Parameter
+    scale: float
+
+
 class Projection(nn.Module):
     """One bias-free matrix that holds several Hugging Face projections stacked along its rows.
 
     parts: ordered name -> rows, e.g. {"q_proj": 64, "k_proj": 32, "v_proj": 32}.
     weight: (sum of rows, in_features).
+    lora: pairs by part name, of the adapter that is attached now (`lora.attach`); not parameters of the model.
     """
 
     def __init__(self, in_features: int, parts: dict[str, int]) -> None:
         super().__init__()
         self.in_features = in_features
         self.parts = dict(parts)
+        self.lora: dict[str, LoraPair] = {}
         self.weight = nn.Parameter(torch.empty(sum(parts.values()), in_features))
 
     def slices(self) -> dict[str, slice]:
@@ -58,7 +71,12 @@ class Projection(nn.Module):
         return found
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight)
+        y = F.linear(x, self.weight)
+        if self.lora:
+            for name, rows in self.slices().items():
+                if (pair := self.lora.get(name)) is not None:
+                    y[..., rows] += pair.scale * F.linear(F.linear(x, pair.a.to(x.dtype)), pair.b.to(x.dtype))
+        return y
 
 
 class Attention(nn.Module):
@@ -151,6 +169,11 @@ class Model(nn.Module):
     def layers(self) -> list[Block]:
         """`blocks` with their type."""
         return [cast(Block, block) for block in self.blocks]
+
+    def projections(self) -> Iterator[Projection]:
+        """The adaptable projections, layer by layer: qkv, o, gate_up, down."""
+        for block in self.layers:
+            yield from (block.attn.qkv, block.attn.o, block.mlp.gate_up, block.mlp.down)
 
     @property
     def device(self) -> torch.device:

@@ -1,0 +1,166 @@
+"""group_logprobs: differentiable log-probabilities of completions, each group's prompt computed once.
+
+    groups ─ lay_out ─ FusedDecoder ─ TargetLogprob ─ LogprobBatch ─ (the caller's loss).backward()
+
+The whole decoder is one autograd node, so a training step on a tiny model costs its arithmetic and little else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ai_trains_ai.engine.fused import FusedDecoder, plan
+from ai_trains_ai.engine.layout import Layout, TokenGroup, lay_out, rows_of
+from ai_trains_ai.engine.logprobs import TargetLogprob
+from ai_trains_ai.engine.matrix import Precision
+from ai_trains_ai.engine.model import Model
+from ai_trains_ai.errors import UsageError
+
+__all__ = ["LogprobBatch", "Precision", "TokenGroup", "group_logprobs", "micro_batches", "use_deterministic"]
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobBatch:
+    """N: all completions of all groups, in order; T: the longest of them.
+
+    logprobs_N_T: log p(token | what precedes it) at the sampling temperature, in nats; 0 outside the mask.
+    mask_N_T: True on a completion's tokens.
+    entropy_N_T: of the distribution each token was drawn from, in nats, no gradient; None when not asked for.
+    """
+
+    logprobs_N_T: Tensor
+    mask_N_T: Tensor
+    entropy_N_T: Tensor | None
+
+
+def group_logprobs(
+    model: Model,
+    groups: Sequence[TokenGroup],
+    *,
+    temperature: float = 1.0,
+    entropy: bool = False,
+    precision: Precision = "fp32",
+) -> LogprobBatch:
+    """Log-probabilities of every completion token given its prompt and the tokens before it.
+
+    Gradients flow to every parameter (and attached LoRA pair) that requires them; under `torch.no_grad()`
+    nothing is kept. Memory grows with the rows of `groups`: split a large batch with `micro_batches`.
+
+    Raises UsageError for an empty batch, prompt or completion, a temperature of 0 or less, or a sequence longer
+    than the model's positions.
+    """
+    if temperature <= 0.0:
+        raise UsageError(f"temperature {temperature} has no log-probabilities: use one above 0")
+    shape = model.config
+    cells = CELLS_A_TILE // shape.num_heads
+    layout = lay_out(groups, tile_cost=_tile_cost(model), tile_cells=cells, device=model.device)
+    if layout.last_position > shape.max_positions:
+        raise UsageError(
+            f"a sequence has {layout.last_position} tokens, the model has {shape.max_positions} positions"
+        )
+    hidden_M = _hidden(model, layout, precision)
+    logprobs_M, entropy_M = TargetLogprob.apply(
+        hidden_M, model.head_weight, layout.targets_M, temperature, entropy, precision
+    )
+    return LogprobBatch(
+        logprobs_N_T=_spread(logprobs_M, layout),
+        mask_N_T=layout.mask_N_T,
+        entropy_N_T=_spread(entropy_M, layout) if entropy else None,
+    )
+
+
+def micro_batches(groups: Sequence[TokenGroup], token_budget: int) -> list[list[TokenGroup]]:
+    """Split into consecutive runs of at most `token_budget` rows, completions staying in order.
+
+    A row is a prompt token (once a group) or a completion token. A group that is too large by itself is divided
+    between its completions, its prompt repeated; a single completion over the budget gets a run of its own.
+    Concatenating the runs' results gives the result of the whole.
+    """
+    runs: list[list[TokenGroup]] = []
+    used = token_budget
+    for group in groups:
+        for piece in _pieces(group, token_budget):
+            rows = rows_of(piece)
+            if not runs or used + rows > token_budget:
+                runs.append([])
+                used = 0
+            runs[-1].append(piece)
+            used += rows
+    return runs
+
+
+def use_deterministic(enabled: bool = True) -> None:
+    """Make PyTorch refuse operations whose result may differ between runs. On a CPU there are none here."""
+    torch.use_deterministic_algorithms(enabled)
+
+
+def trainable(model: Model) -> list[torch.nn.Parameter]:
+    """Parameters that want gradients: the model's own and those of the attached adapter, in a fixed order."""
+    found = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for projection in model.projections():
+        for pair in projection.lora.values():
+            found += [parameter for parameter in (pair.a, pair.b) if parameter.requires_grad]
+    return found
+
+
+CELLS_A_TILE = 1 << 18
+"""Attention scores a tile may have (all heads), so that its block stays in a core's second-level cache."""
+
+
+class _Decode(torch.autograd.Function):
+    """The fused decoder as one node of the graph: (model, layout, precision, *trainable) -> hidden_M_H."""
+
+    @staticmethod
+    def forward(ctx: Any, model: Model, layout: Layout, precision: Precision, *parameters: Tensor) -> Tensor:
+        decoder = FusedDecoder(model, plan(model, layout, precision))
+        keep = any(ctx.needs_input_grad)
+        hidden = decoder.forward(keep=keep)
+        if keep:
+            ctx.decoder, ctx.parameters = decoder, parameters
+        return hidden
+
+    @staticmethod
+    def backward(ctx: Any, dhidden_M_H: Tensor) -> tuple[Tensor | None, ...]:
+        gradients = ctx.decoder.backward(dhidden_M_H)
+        ctx.decoder = None
+        found = [gradients.get(id(parameter)) for parameter in ctx.parameters]
+        return (None, None, None, *(
+            None if g is None else g.to(p.dtype) for g, p in zip(found, ctx.parameters, strict=True)
+        ))
+
+
+def _hidden(model: Model, layout: Layout, precision: Precision) -> Tensor:
+    hidden: Tensor = _Decode.apply(model, layout, precision, *trainable(model))
+    return hidden
+
+
+def _spread(values_M: Tensor, layout: Layout) -> Tensor:
+    """Row results to (N, T): each to its slot, padding to a slot that is cut off."""
+    flat = values_M.new_zeros(layout.sequences * layout.longest + 1)
+    flat = flat.scatter(0, layout.slots_M, values_M)
+    return flat[:-1].view(layout.sequences, layout.longest)
+
+
+def _tile_cost(model: Model) -> int:
+    """Padded rows that cost as much as a tile's calls: about 60 µs a layer against 6 flops a parameter and row."""
+    per_row = model.config.num_parameters * 6 / 150e9
+    return max(1, min(64, round(60e-6 * model.config.num_layers / per_row)))
+
+
+def _pieces(group: TokenGroup, token_budget: int) -> list[TokenGroup]:
+    if rows_of(group) <= token_budget:
+        return [group]
+    pieces: list[TokenGroup] = []
+    room = 0
+    for completion in group.completions:
+        if not pieces or len(completion) > room:
+            pieces.append(TokenGroup(group.prompt, []))
+            room = token_budget - len(group.prompt) + 1
+        pieces[-1] = TokenGroup(group.prompt, [*pieces[-1].completions, completion])
+        room -= len(completion)
+    return pieces
