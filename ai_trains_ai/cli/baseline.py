@@ -9,6 +9,7 @@ import click
 
 from ai_trains_ai.cli.output import ProgressLine, emit_json, json_option, table
 from ai_trains_ai.cli.session import device_option, home_option, listener, services
+from ai_trains_ai.errors import UsageError
 from ai_trains_ai.types import EvalResult
 
 
@@ -39,12 +40,13 @@ def baseline(
 
     A tiny base takes seconds a family, smollm2-135m many minutes.
     """
-    from ai_trains_ai.engine.bases import BASES, base_folder
+    from ai_trains_ai.engine.bases import BASES
     from ai_trains_ai.tasks.registry import FAMILIES, family
 
     chosen = [family(name) for name in families or FAMILIES]
     for base in bases:
-        base_folder(base)  # an unknown name or missing weights, before anything is measured
+        if base not in BASES:
+            raise UsageError(f"unknown base {base!r}; known: {', '.join(BASES)}")
     pairs = [(member.name, base) for member in chosen for base in bases or BASES]
     line = ProgressLine()
     with services(ctx).workplace(home=home, workers=workers, device=device, eval_seed=eval_seed) as place:

@@ -118,8 +118,8 @@ class AtaGroup(click.Group):
             return _fail("interrupted", "interrupted; nothing is left running", INTERRUPTED, as_json)
         except Terminated:
             return _fail("interrupted", "terminated; nothing is left running", TERMINATED, as_json)
-        except BrokenPipeError:
-            # The reader of our output went away (`| head`): no error of anybody's.
+        except (BrokenPipeError, SystemExit):
+            # The reader of our output went away (`| head`), for which click raises SystemExit: nobody's error.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return DONE
         except Exception as error:  # noqa: BLE001 (the outermost frame: a bug has to end as a document too)

@@ -96,8 +96,10 @@ def listener(line: ProgressLine) -> Callable[[JobEvent], None]:
     last: list[str] = []
 
     def on_event(event: JobEvent) -> None:
-        # A new phase, and every retry, is shown even where the output is a file.
+        # A new phase, every retry and the last step are shown even where the output is a file.
         always = event.phase == "retry" or last[-1:] != [event.phase]
+        if event.training is not None and event.training.step == event.training.max_steps:
+            always = True
         last[:] = [event.phase]
         line.show(event.message, always=always)
 

@@ -15,22 +15,18 @@ from ai_trains_ai.errors import boundary
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 SAMPLING = (
-    "engine/config.py",
-    "engine/model.py",
-    "engine/load.py",
-    "engine/generate*.py",
-    "engine/sampling.py",
-    "engine/tokenizer.py",
+    "engine/*.py",
     "tasks/*.py",
     "tasks/generators/*.py",
     "scoring/evaluate.py",
     "scoring/hidden_eval.py",
 )
-"""What decides an untrained base's score."""
+"""What decides an untrained base's score; `NOT_SAMPLING` is taken out of it."""
+
+NOT_SAMPLING = frozenset({"train.py", "optim.py", "lora.py", "pretrain.py", "starter.py", "modes.py"})
 
 TRAINING = (
     *SAMPLING,
-    "engine/*.py",
     "algo/*.py",
     "inner/*.py",
     "jobs/*.py",
@@ -44,9 +40,9 @@ LIBRARIES = ("torch", "tokenizers", "numpy")
 
 
 @cache
-def source_digest(patterns: tuple[str, ...]) -> str:
+def source_digest(patterns: tuple[str, ...], without: frozenset[str] = frozenset()) -> str:
     """sha256 over the package's source files that match: any edit makes earlier numbers another version's."""
-    paths = {path for pattern in patterns for path in _PACKAGE.glob(pattern)}
+    paths = {path for pattern in patterns for path in _PACKAGE.glob(pattern) if path.name not in without}
     assert paths, f"no source matches {patterns}"
     digest = hashlib.sha256()
     with boundary("reading the package's own source"):
@@ -69,7 +65,7 @@ def libraries() -> Mapping[str, str]:
 
 
 def sampling_versions() -> dict[str, str]:
-    return {"source": source_digest(SAMPLING), **libraries()}
+    return {"source": source_digest(SAMPLING, NOT_SAMPLING), **libraries()}
 
 
 def training_versions() -> dict[str, str]:
