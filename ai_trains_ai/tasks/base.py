@@ -93,17 +93,19 @@ class Family(ABC):
 
     def spec(self) -> TaskSpec:
         """What the trainer agent is told. The three examples have public seeds, outside any hidden eval."""
-        examples = tuple(self.generate(derive(0, "public example", i), level) for i, level in enumerate((2, 3, 4)))
+        examples = tuple(
+            self.generate(derive(0, "public example", i), level) for i, level in enumerate((2, 3, 4))
+        )
         return TaskSpec(
             family=self.name,
             goal=self.goal,
             constraints=(
                 "Training tasks come from your environment.py; the evaluation uses tasks you will not see.",
-                "Replies end with a line that contains \"Answer:\" and the answer.",
+                'Replies end with a line that contains "Answer:" and the answer.',
             ),
             evaluation=(
                 "The trained model answers hidden tasks of 2 to 5 steps, sampled at temperature 1; "
-                f"the text after the last \"Answer:\" must be {self.answer_form}."
+                f'the text after the last "Answer:" must be {self.answer_form}.'
             ),
             examples=examples,
         )
@@ -130,5 +132,7 @@ class Family(ABC):
 
 
 def write_up(steps: tuple[str, ...] | list[str], answer: str) -> str:
-    """`1: … 2: … Answer: …`, the form of a worked solution."""
-    return " ".join([*(f"{k}: {step}." for k, step in enumerate(steps, start=1)), f"Answer: {answer}"])
+    """`Steps 1: … 2: … Answer: …`, the form of a worked solution."""
+    return " ".join(
+        ["Steps", *(f"{k}: {step}." for k, step in enumerate(steps, start=1)), f"Answer: {answer}"]
+    )

@@ -8,8 +8,8 @@ import re
 from ai_trains_ai.tasks.base import Family
 from ai_trains_ai.tasks.generators import calc_chain as generator
 
-_START = re.compile(r"Start with (\d+)\. Keep only the last digit")
-_STEP = re.compile(r"^(\d+): (add|subtract|multiply by) (\d+)\.$", re.MULTILINE)
+_START = re.compile(r"Start with (\d+) and keep only the last digit\.")
+_STEP = re.compile(r"(\d+): (add|subtract|multiply by) (\d+)\.")
 
 
 class CalcChain(Family):

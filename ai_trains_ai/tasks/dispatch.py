@@ -9,7 +9,7 @@ from ai_trains_ai.tasks.base import Family
 from ai_trains_ai.tasks.generators import dispatch as generator
 
 _START = re.compile(r"A ticket has urgency (\d+)\.")
-_RULE = re.compile(r"^\d+: above (\d+), (\w+) minus (\d+), else (\w+) plus (\d+)\.$", re.MULTILINE)
+_RULE = re.compile(r"\d+: above (\d+), (\w+) minus (\d+), else (\w+) plus (\d+)\.")
 
 Rule = tuple[str, str, str, str, str]
 Desk = tuple[str, int]

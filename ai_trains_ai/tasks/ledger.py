@@ -8,9 +8,9 @@ import re
 from ai_trains_ai.tasks.base import Family
 from ai_trains_ai.tasks.generators import ledger as generator
 
-_START = re.compile(r"(\w+) has (\d+) and (\w+) has (\d+)\.")
-_STEP = re.compile(r"^\d+: (\w+) (deposits|withdraws|pays|is charged a fee of) (?:(\w+) )?(\d+)\.$", re.MULTILINE)
-_ASK = re.compile(r"How much does (\w+) have now\?")
+_START = re.compile(r"Start: (\w+) has (\d+) and (\w+) has (\d+)\.")
+_STEP = re.compile(r"\d+: (\w+) (deposits|withdraws|pays|is charged a fee of) (?:(\w+) )?(\d+)\.")
+_ASK = re.compile(r"How much does (\w+) have\?")
 
 Balances = tuple[int, int]
 Booking = tuple[int, int]

@@ -9,7 +9,7 @@ from ai_trains_ai.tasks.base import Family
 from ai_trains_ai.tasks.generators import multi_hop as generator
 
 _FACT = re.compile(r"(\w+)'s (\w+) is (\w+)\.")
-_START = re.compile(r"Start at (\w+) and follow:\n(.*)")
+_START = re.compile(r"Start at (\w+)\. (.*)")
 _ASK = re.compile(r"(\d+): (\w+)\.")
 
 Facts = dict[tuple[str, str], str]

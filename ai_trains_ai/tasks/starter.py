@@ -32,7 +32,7 @@ import verifiers.v1 as vf
 LEVELS = {levels}
 '''
 
-_TAIL = '''
+_TAIL = """
 
 def answer_of(reply):
     found = re.findall(r"answer:\\s*([^\\n]*)", reply.lower())
@@ -76,7 +76,7 @@ class Problems(vf.Taskset[Problem, Config]):
 
 
 __all__ = ["Problems"]
-'''
+"""
 
 
 def environment_source(
@@ -105,7 +105,13 @@ def job_toml(name: str, base_model: str = "nano-0.2m", settings: Mapping[str, An
     tables: dict[str, list[str]] = {}
     for key, value in (settings or {}).items():
         table, _, leaf = key.rpartition(".")
-        text = f'"{value}"' if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
+        text = (
+            f'"{value}"'
+            if isinstance(value, str)
+            else str(value).lower()
+            if isinstance(value, bool)
+            else str(value)
+        )
         tables.setdefault(f"prime_rl.{table}" if table else "prime_rl", []).append(f"{leaf} = {text}")
     for table in sorted(tables):
         lines += ["", f"[{table}]", *tables[table]]

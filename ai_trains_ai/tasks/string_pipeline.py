@@ -9,7 +9,7 @@ from ai_trains_ai.tasks.base import Family
 from ai_trains_ai.tasks.generators import string_pipeline as generator
 
 _START = re.compile(r"Start with the letters ((?:[a-z] ){3}[a-z])\.")
-_STEP = re.compile(r"^(\d+): (reverse|rotate left|rotate right|swap the (?:ends|middle|halves))\.$", re.MULTILINE)
+_STEP = re.compile(r"(\d+): (reverse|rotate left|rotate right|swap the (?:ends|middle|halves))\.")
 
 
 class StringPipeline(Family):

@@ -21,7 +21,9 @@ Cause = tuple[str, int]
 class Triage(Family):
     name = "triage"
     published_baseline = 0.352
-    goal = "Teach a small model to trace an incident to its cause, add up its severity, and choose the action."
+    goal = (
+        "Teach a small model to trace an incident to its cause, add up its severity, and choose the action."
+    )
     answer_form = "the action and the owner, like page Ann"
     make = staticmethod(generator.make)
 

@@ -11,14 +11,14 @@ def make(rng: random.Random, level: int) -> tuple[str, str, list[str]]:
     Urgency stays within 0 and 9.
     """
     urgency = rng.randint(0, 9)
-    lines = [f"A ticket has urgency {urgency}. Apply the rules in order."]
+    parts = [f"A ticket has urgency {urgency}."]
     steps: list[str] = []
     for k in range(1, level + 1):
         limit = rng.randint(2, 6)
         high, low = rng.sample(DESKS, 2)
         down, up = rng.randint(0, limit + 1), rng.randint(0, 9 - limit)
-        lines.append(f"{k}: above {limit}, {high} minus {down}, else {low} plus {up}.")
+        parts.append(f"{k}: above {limit}, {high} minus {down}, else {low} plus {up}.")
         desk, urgency = (high, urgency - down) if urgency > limit else (low, urgency + up)
         steps.append(f"{desk} {urgency}")
-    lines.append('Which desk, and how urgent? End with "Answer:", the desk and the urgency.')
-    return "\n".join(lines), steps[-1], steps
+    parts.append('End with "Answer:", the desk and the urgency.')
+    return " ".join(parts), steps[-1], steps

@@ -2,7 +2,9 @@
 
 import random
 
-NAMES = "Ann Bob Cid Dan Eve Fay Gus Hal Ivy Jon Kim Lea Max Ned Oli Pam Ray Sam Tom Una Vic Wes Yan Zoe".split()
+NAMES = (
+    "Ann Bob Cid Dan Eve Fay Gus Hal Ivy Jon Kim Lea Max Ned Oli Pam Ray Sam Tom Una Vic Wes Yan Zoe".split()
+)
 
 
 def make(rng: random.Random, level: int) -> tuple[str, str, list[str]]:
@@ -12,7 +14,7 @@ def make(rng: random.Random, level: int) -> tuple[str, str, list[str]]:
     """
     first, second = rng.sample(NAMES, 2)
     money = {first: rng.randint(20, 89), second: rng.randint(20, 89)}
-    lines = [f"{first} has {money[first]} and {second} has {money[second]}."]
+    parts = [f"Start: {first} has {money[first]} and {second} has {money[second]}."]
     steps: list[str] = []
     while len(steps) < level:
         who, other = rng.sample([first, second], 2)
@@ -30,7 +32,7 @@ def make(rng: random.Random, level: int) -> tuple[str, str, list[str]]:
         money[who] += change_who
         money[other] += change_other
         steps.append(f"{money[first]} {money[second]}")
-        lines.append(f"{len(steps)}: {text}")
+        parts.append(f"{len(steps)}: {text}")
     asked = rng.choice([first, second])
-    lines.append(f'How much does {asked} have now? End with "Answer:" and the amount.')
-    return "\n".join(lines), str(money[asked]), steps
+    parts.append(f'How much does {asked} have? End with "Answer:" and the amount.')
+    return " ".join(parts), str(money[asked]), steps

@@ -2,7 +2,9 @@
 
 import random
 
-NAMES = "Ann Bob Cid Dan Eve Fay Gus Hal Ivy Jon Kim Lea Max Ned Oli Pam Ray Sam Tom Una Vic Wes Yan Zoe".split()
+NAMES = (
+    "Ann Bob Cid Dan Eve Fay Gus Hal Ivy Jon Kim Lea Max Ned Oli Pam Ray Sam Tom Una Vic Wes Yan Zoe".split()
+)
 CITIES = "Rome Oslo Lima Bern Cork Doha Kyiv Nice Riga Bonn Pisa York".split()
 RELATIONS = ("boss", "friend", "coach")
 
@@ -24,6 +26,6 @@ def make(rng: random.Random, level: int) -> tuple[str, str, list[str]]:
             facts.append(f"{chain[i]}'s {relation} is {goal}.")
     rng.shuffle(facts)
     asks = [f"{k}: {relation}." for k, relation in enumerate([*relations, "city"], start=1)]
-    prompt = f"{' '.join(facts)}\nStart at {chain[0]} and follow:\n{' '.join(asks)}\n"
-    prompt += 'Which city is it? End with "Answer:" and the city.'
+    prompt = f"Facts: {' '.join(facts)} Start at {chain[0]}. {' '.join(asks)} "
+    prompt += 'End with "Answer:" and the city.'
     return prompt, city, [*chain[1:], city]

@@ -17,12 +17,12 @@ OPS = {
 def make(rng: random.Random, level: int) -> tuple[str, str, list[str]]:
     """Return (prompt, answer, intermediate results) of a task with `level` transformations."""
     text = rng.sample(LETTERS, 4)
-    lines = [f"Start with the letters {' '.join(text)}."]
+    parts = [f"Start with the letters {' '.join(text)}."]
     steps = []
     for k in range(1, level + 1):
         op = rng.choice(list(OPS))
-        lines.append(f"{k}: {op}.")
+        parts.append(f"{k}: {op}.")
         text = [text[i] for i in OPS[op]]
         steps.append(" ".join(text))
-    lines.append('Which letters result? End with "Answer:" and the letters.')
-    return "\n".join(lines), steps[-1], steps
+    parts.append('End with "Answer:" and the letters.')
+    return " ".join(parts), steps[-1], steps

@@ -3,7 +3,9 @@
 import random
 
 SERVICES = "web auth cart mail disk mesh feed sync bill gate logs dash".split()
-NAMES = "Ann Bob Cid Dan Eve Fay Gus Hal Ivy Jon Kim Lea Max Ned Oli Pam Ray Sam Tom Una Vic Wes Yan Zoe".split()
+NAMES = (
+    "Ann Bob Cid Dan Eve Fay Gus Hal Ivy Jon Kim Lea Max Ned Oli Pam Ray Sam Tom Una Vic Wes Yan Zoe".split()
+)
 
 
 def make(rng: random.Random, level: int) -> tuple[str, str, list[str]]:
@@ -13,18 +15,19 @@ def make(rng: random.Random, level: int) -> tuple[str, str, list[str]]:
     severity = rng.randint(0, 9 - level) if level < 9 else 0
     head = f"Incident at {chain[0]}, severity {severity}."
     needs, steps = [], []
-    for k, (service, cause) in enumerate(zip(chain, chain[1:], strict=False)):
+    for service, cause in zip(chain, chain[1:], strict=False):
         plus = rng.randint(0, min(3, 9 - severity))
         severity += plus
         needs.append(f"{service} needs {cause}, plus {plus}.")
         steps.append(f"{cause} {severity}")
-        del k
     needs.append(f"{others[0]} needs {others[1]}, plus {rng.randint(0, 3)}.")
     owner, *rest = rng.sample(NAMES, 3)
     owners = [f"{chain[-1]} owner {owner}.", f"{chain[0]} owner {rest[0]}.", f"{others[1]} owner {rest[1]}."]
     rng.shuffle(needs)
     rng.shuffle(owners)
     answer = f"{'page' if severity > 5 else 'email'} {owner}"
-    prompt = f"{head}\n{' '.join(needs)}\n{' '.join(owners)}\nFollow the needs for {level} steps. "
-    prompt += 'If severity is above 5, page the owner there, else email. End with "Answer:", the action and the owner.'
+    prompt = f"{head} Facts: {' '.join(needs)} {' '.join(owners)} Follow the needs for {level} steps. "
+    prompt += (
+        'Above severity 5 page the owner there, else email. End with "Answer:", the action and the owner.'
+    )
     return prompt, answer, steps
