@@ -4,11 +4,11 @@ HOME/                      --home, or ATA_HOME, or ~/.local/state/ai-trains-ai
   store.sqlite             the run store
   eval_secret              0600; what the hidden eval is regenerated from (or ATA_EVAL_SECRET)
   locks/NAME.lock          held while somebody works on NAME; free when its holder dies, however it dies
+  demo/JOB/                the jobs of `ata demo`
   runs/RUN/
     run.json               command line, version, commit, resolved config
     job/                   the job's files as they were read
     checkpoint/            what our trainer wrote
-    worker.log             what the worker said on stderr, by attempt
     result.json            the outcome, as `--json` prints it
     lock                   held while the run is worked on
 """
@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from ai_trains_ai.errors import InfrastructureError, UsageError, boundary
+from ai_trains_ai.errors import UsageError, boundary
 
 HOME_VARIABLE = "ATA_HOME"
 SECRET_VARIABLE = "ATA_EVAL_SECRET"
@@ -49,10 +49,6 @@ class RunDir:
     @property
     def checkpoint(self) -> Path:
         return self.path / "checkpoint"
-
-    @property
-    def worker_log(self) -> Path:
-        return self.path / "worker.log"
 
     @property
     def lock(self) -> Path:
@@ -98,6 +94,11 @@ class Home:
     @property
     def store(self) -> Path:
         return self.path / "store.sqlite"
+
+    @property
+    def demo(self) -> Path:
+        """Where `ata demo` writes its jobs."""
+        return self.path / "demo"
 
     @property
     def secret_file(self) -> Path:
@@ -165,9 +166,20 @@ class Home:
 
     @contextmanager
     def locked(self, name: str) -> Iterator[None]:
-        """Wait for, then hold, the lock called `name`, against other threads and other processes."""
-        with hold(self.path / "locks" / f"{name}.lock"):
-            yield
+        """Wait for, then hold, the lock called `name`, against other threads and other processes.
+
+        The lock's file is there only while somebody wants it: thousands of jobs leave none behind.
+        """
+        path = self.path / "locks" / f"{name}.lock"
+        while True:
+            with hold(path) as file:
+                if not _is_at(file, path):
+                    continue  # its last holder removed it while we waited: others lock a new file by now
+                try:
+                    yield
+                finally:
+                    path.unlink(missing_ok=True)
+                return
 
     def collect_checkpoints(self, *, keep: int, max_bytes: int) -> list[str]:
         """Remove checkpoints beyond the newest `keep` or beyond `max_bytes` in all; return the runs that
@@ -193,19 +205,14 @@ class Home:
 
 
 @contextmanager
-def hold(path: Path, *, wait: bool = True) -> Iterator[None]:
-    """Hold an exclusive lock on the file. The kernel frees it when the holder ends, kill -9 included.
-
-    wait=False raises InfrastructureError when somebody else holds it.
-    """
+def hold(path: Path) -> Iterator[IO[bytes]]:
+    """Wait for, then hold, a lock on the file. The kernel frees it when the holder ends, kill -9 included."""
     with boundary(f"lock {path}"):
-        file = _open_lock(path)
+        # O_CLOEXEC, Python's default: a worker must not inherit, and so prolong, its orchestrator's lock.
+        file = open(path, "ab")  # noqa: SIM115 (closed below)
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            raise InfrastructureError(f"lock {path}: another process is working there") from None
-        yield
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield file
 
 
 def is_free(path: Path) -> bool:
@@ -220,6 +227,9 @@ def is_free(path: Path) -> bool:
     return True
 
 
-def _open_lock(path: Path) -> IO[bytes]:
-    # O_CLOEXEC is Python's default: a worker must not inherit, and so prolong, the lock of its orchestrator.
-    return open(path, "ab")
+def _is_at(file: IO[bytes], path: Path) -> bool:
+    """Whether the open file is still the one that `path` names."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False

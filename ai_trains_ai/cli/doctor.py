@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 
 import click
@@ -54,7 +55,8 @@ def doctor(ctx: click.Context, home: str | None, as_json: bool) -> int:
         for check in checks:
             click.echo(f"{'ok  ' if check.ok else 'FAIL'}  {check.name}: {check.detail}")
             if check.fix:
-                click.echo(f"      fix: {check.fix}")
+                label = "could be better" if check.ok else "fix"
+                click.echo(f"      {label}: {check.fix}")
         click.echo("ready: try `ata demo`" if ready else "not ready")
     return 0 if ready else 3
 
@@ -105,7 +107,7 @@ def _disk(found: Services, home: str | None) -> Check:
 
 
 def _bases() -> list[Check]:
-    from ai_trains_ai.engine.bases import BASES, base_folder, cache_folder
+    from ai_trains_ai.engine.bases import BASES, cache_folder
 
     checks = []
     for name, info in BASES.items():
@@ -114,16 +116,29 @@ def _bases() -> list[Check]:
             detail = f"not here yet; the first use converts it: {info.source}"
             checks.append(Check(label, True, detail))
             continue
-        checks.append(
-            _tried(label, lambda name=name, label=label: Check(label, True, str(base_folder(name))))
-        )
+        checks.append(_tried(label, partial(_base, label, name)))
     return checks
 
 
-def _sandbox() -> Check:
-    from ai_trains_ai.sandbox.pick import pick_sandbox
+def _base(label: str, name: str) -> Check:
+    from ai_trains_ai.engine.bases import base_folder
 
-    return Check("sandbox", True, pick_sandbox().level)
+    return Check(label, True, str(base_folder(name)))
+
+
+def _sandbox() -> Check:
+    """The level that jobs will run at, and why no stronger one."""
+    from ai_trains_ai.sandbox.pick import LEVELS, examine
+
+    reasons: list[str] = []
+    fixes: list[str] = []
+    for level in LEVELS:
+        report = examine(level)
+        if report.sandbox is not None:
+            return Check("sandbox", True, "; ".join([f"{level} holds", *reasons]), "; ".join(fixes))
+        reasons.append(f"{level} does not: {report.reason}")
+        fixes.append(f"{level}: {report.fix}")
+    return Check("sandbox", False, "; ".join(reasons), "; ".join(fixes))
 
 
 def _worker(found: Services) -> Check:

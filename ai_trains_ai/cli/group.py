@@ -119,7 +119,7 @@ class AtaGroup(click.Group):
         except Terminated:
             return _fail("interrupted", "terminated; nothing is left running", TERMINATED, as_json)
         except (BrokenPipeError, SystemExit):
-            # The reader of our output went away (`| head`), for which click raises SystemExit: nobody's error.
+            # The reader of our output went away (`| head`), for which click raises SystemExit: no error.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return DONE
         except Exception as error:  # noqa: BLE001 (the outermost frame: a bug has to end as a document too)

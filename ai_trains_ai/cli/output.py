@@ -25,26 +25,25 @@ class ProgressLine:
 
     EVERY_SECONDS = 5.0
 
-    def __init__(self, label: str = "") -> None:
-        self._label = f"{label}: " if label else ""
-        self._terminal = sys.stderr.isatty()
+    def __init__(self) -> None:
+        self.terminal = sys.stderr.isatty()
         self._last = 0.0
         self._shown = ""
 
     def show(self, text: str, *, always: bool = False) -> None:
         """always: a line that must not be skipped where output is no terminal."""
         now = time.monotonic()
-        if self._terminal:
+        if self.terminal:
             width = max(20, _terminal_width() - 1)
-            line = (self._label + text)[:width]
+            line = text[:width]
             click.echo("\r" + line.ljust(len(self._shown)), nl=False, err=True)
             self._shown = line
         elif always or now - self._last >= self.EVERY_SECONDS:
-            click.echo(self._label + text, err=True)
+            click.echo(text, err=True)
             self._last = now
 
     def clear(self) -> None:
-        if self._terminal and self._shown:
+        if self.terminal and self._shown:
             click.echo("\r" + " " * len(self._shown) + "\r", nl=False, err=True)
             self._shown = ""
 

@@ -91,9 +91,15 @@ def services(ctx: click.Context) -> Services:
     return ctx.ensure_object(Services)
 
 
-def listener(line: ProgressLine) -> Callable[[JobEvent], None]:
-    """Shows a job's events on a progress line."""
+def listener(
+    line: ProgressLine, label: str = "", together: dict[str, str] | None = None
+) -> Callable[[JobEvent], None]:
+    """Shows a job's events on a progress line.
+
+    together: shared by the listeners of jobs that run side by side; on a terminal the line shows them all.
+    """
     last: list[str] = []
+    texts = {} if together is None else together
 
     def on_event(event: JobEvent) -> None:
         # A new phase, every retry and the last step are shown even where the output is a file.
@@ -101,7 +107,8 @@ def listener(line: ProgressLine) -> Callable[[JobEvent], None]:
         if event.training is not None and event.training.step == event.training.max_steps:
             always = True
         last[:] = [event.phase]
-        line.show(event.message, always=always)
+        texts[label] = f"{label}: {event.message}" if label else event.message
+        line.show(" | ".join(texts.values()) if line.terminal else texts[label], always=always)
 
     return on_event
 

@@ -262,7 +262,7 @@ def test_help_is_for_everybody(run: Ata) -> None:
 
 
 def test_help_is_fast() -> None:
-    """Below 0.3 s on an idle machine; here compared with a bare interpreter, since the machine may be busy."""
+    """Below 0.3 s on an idle machine; compared with a bare interpreter, since the machine may be busy."""
 
     def seconds(*command: str) -> float:
         best = 1e9
