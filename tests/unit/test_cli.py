@@ -369,3 +369,47 @@ def test_signals_stop_cleanly(job: Path, tmp_path: Path, number: signal.Signals,
     assert process.returncode == code
     assert document(out)["error"]["kind"] == "interrupted"
     assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
+
+
+def test_demo(run: Ata, script: Script) -> None:
+    script.skill = lambda job: 0.95 if job.base_model == "nano-0.8m" else 0.55
+    code, out, _ = run("demo", "--json")
+    assert code == 0
+    found = document(out)
+    assert [job["name"] for job in found["jobs"]] == ["good", "mediocre", "broken"]
+    good, mediocre, broken = found["jobs"]
+    assert good["uplift_low"] > mediocre["uplift_high"]
+    assert (broken["outcome"], broken["reward"]["total"]) == ("rejected", 0.0)
+    assert any("group_size" in error["message"] + error["fix"] for error in broken["errors"])
+    code, out, _ = run("demo")
+    assert code == 0
+    assert all(word in out for word in ("GOOD", "MEDIOCRE", "BROKEN", "rejected", "uplift", "▁", "fix:"))
+    # Its jobs are there to be changed and run.
+    assert run("job", "run", good["dir"])[0] == 0
+
+
+def test_demo_says_when_it_did_not_go_as_meant(run: Ata, script: Script) -> None:
+    at_step_two(script, AgentError("reward_value", "nan"))
+    assert run("demo")[0] == 1
+
+
+def test_doctor(run: Ata) -> None:
+    code, out, _ = run("doctor", "--json")
+    found = document(out)
+    assert code == (0 if found["ready"] else 3)
+    names = [check["name"] for check in found["checks"]]
+    assert names[:4] == ["python", "torch", "cores", "state folder"]
+    assert names[-2:] == ["sandbox", "worker"]
+    assert all(check.keys() == {"name", "ok", "detail", "fix"} for check in found["checks"])
+    assert found["ready"] == all(check["ok"] for check in found["checks"])
+    assert run("doctor")[0] == code
+
+
+def test_doctor_finds_what_is_broken(run: Ata, tmp_path: Path) -> None:
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "store.sqlite").write_text("not a database" * 500)
+    code, out, _ = run("doctor", "--home", tmp_path / "bad", "--json")
+    assert code == 3
+    (check,) = [check for check in document(out)["checks"] if check["name"] == "state folder"]
+    assert not check["ok"]
+    assert "store.sqlite" in check["detail"]
