@@ -22,7 +22,7 @@ import secrets
 import shutil
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,14 +165,15 @@ class Home:
         return RunDir(self.path / "runs" / run_id)
 
     @contextmanager
-    def locked(self, name: str) -> Iterator[None]:
+    def locked(self, name: str, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
         """Wait for, then hold, the lock called `name`, against other threads and other processes.
 
+        on_wait: called first when somebody else holds it.
         The lock's file is there only while somebody wants it: thousands of jobs leave none behind.
         """
         path = self.path / "locks" / f"{name}.lock"
         while True:
-            with hold(path) as file:
+            with hold(path, on_wait) as file:
                 if not _is_at(file, path):
                     continue  # its last holder removed it while we waited: others lock a new file by now
                 try:
@@ -205,13 +206,17 @@ class Home:
 
 
 @contextmanager
-def hold(path: Path) -> Iterator[IO[bytes]]:
+def hold(path: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[IO[bytes]]:
     """Wait for, then hold, a lock on the file. The kernel frees it when the holder ends, kill -9 included."""
     with boundary(f"lock {path}"):
         # O_CLOEXEC, Python's default: a worker must not inherit, and so prolong, its orchestrator's lock.
         file = open(path, "ab")  # noqa: SIM115 (closed below)
     with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            on_wait()
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield file
 
 

@@ -200,6 +200,8 @@ class RunResult:
     """False when the sandbox was switched off by hand."""
     warnings: tuple[Finding, ...] = ()
     """What the integrity checks noticed; never changes the reward."""
+    run_id: str = ""
+    """The run in the store and, unless the job was rejected unread, the folder under `runs/`."""
 
 
 # The outer loop's values.

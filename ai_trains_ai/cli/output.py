@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -27,11 +28,16 @@ class ProgressLine:
 
     def __init__(self) -> None:
         self.terminal = sys.stderr.isatty()
+        self._lock = threading.Lock()
         self._last = 0.0
         self._shown = ""
 
     def show(self, text: str, *, always: bool = False) -> None:
-        """always: a line that must not be skipped where output is no terminal."""
+        """Threads may share a line. always: one that must not be skipped where output is no terminal."""
+        with self._lock:
+            self._show(text, always)
+
+    def _show(self, text: str, always: bool) -> None:
         now = time.monotonic()
         if self.terminal:
             width = max(20, _terminal_width() - 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from ai_trains_ai.cli.plot import curve
 from ai_trains_ai.types import EvalResult, Finding, RunResult
@@ -35,6 +36,9 @@ def describe(result: RunResult) -> str:
         f"reward     {earned.total:.3f}  = validation {earned.validation:.2f}, quality {earned.quality:.3f}, "
         f"speed {earned.speed:.3f}, weighed"
     )
+    if result.training is not None:
+        kept = Path(result.training.checkpoint).is_dir()
+        lines.append(f"checkpoint {result.training.checkpoint}{'' if kept else ' (removed to save space)'}")
     notes = [f"{result.seconds:.1f} s", f"seed {result.seed}"]
     if result.from_cache:
         notes.append("served from the job cache (--no-cache runs it again)")

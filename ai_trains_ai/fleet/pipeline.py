@@ -66,7 +66,8 @@ def run_job(
     if not use_cache:
         return _run(place, request, on_event)
     # Identical jobs at one moment: the second waits here, without a worker, and takes the first's result.
-    with place.home.locked(f"job-{key}"):
+    waiting = JobEvent("cache", "this very job is being run already: waiting for its result")
+    with place.home.locked(f"job-{key}", lambda: on_event(waiting)):
         known = place.store.runs.cached(key)
         if known is not None:
             result = place.store.runs.result(known)
@@ -94,8 +95,8 @@ def _unreadable(
     """Reject what the static probe refused. Nothing of it was run, so there is no run directory."""
     seconds = time.monotonic() - started
     probe = ProbeResult(False, tuple(findings), seconds)
-    result = replace(_unscored(place, job, seed, probe), seconds=seconds)
     run_id = place.home.new_run_id("unreadable")
+    result = replace(_unscored(place, job, seed, probe), seconds=seconds, run_id=run_id)
     with place.store.transaction():
         _begin(place, run_id, result, family or (job.family if job else ""), cache_key=None)
         _finish(place, run_id, result, submission)
@@ -181,7 +182,7 @@ def _run(place: Workplace, request: Request, on_event: OnEvent) -> RunResult:
             result = _unscored(place, job, request.seed, trained.probe, trained.failure)
             if trained.training is not None:
                 result = _score(place, request, run, trained.training, result, on_event)
-            result = replace(result, seconds=time.monotonic() - request.started)
+            result = replace(result, seconds=time.monotonic() - request.started, run_id=run.id)
             _finish(place, run.id, result, request.submission)
         run.write_json("result.json", summary(result))
     place.tidy()

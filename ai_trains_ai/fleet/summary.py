@@ -42,6 +42,8 @@ def summary(result: RunResult) -> dict[str, Any]:
         ],
         "job_sha256": result.job_sha256,
         "seed": result.seed,
+        "run": result.run_id,
+        "checkpoint": result.training.checkpoint if result.training else None,
         "training_tokens": result.training.tokens if result.training else None,
         "from_cache": result.from_cache,
         "trusted": result.trusted,

@@ -228,6 +228,7 @@ class RunRecords:
             warnings=tuple(findings["warning"]),
             seconds=run["seconds"],
             trusted=bool(run["trusted"]),
+            run_id=run["id"],
         )
 
     def _training(self, run: sqlite3.Row) -> TrainingRun | None:

@@ -78,6 +78,7 @@ def results(draw: st.DrawFn) -> RunResult:
         failure=draw(findings) if outcome == "failed" else None,
         seconds=draw(number),
         trusted=draw(st.booleans()),
+        run_id="r",
         warnings=tuple(draw(st.lists(findings, max_size=2))),
     )
 

@@ -135,7 +135,9 @@ def test_run_json(run: Ata, job: Path) -> None:
     again = document(run("job", "run", job, "--json", "--seed", 4)[1])
     assert again == {**found, "from_cache": True}
     fresh = document(run("job", "run", job, "--json", "--seed", 4, "--no-cache")[1])
-    assert fresh == {**found, "seconds": fresh["seconds"]}
+    own = {name: fresh[name] for name in ("seconds", "run", "checkpoint")}
+    assert fresh == {**found, **own}
+    assert Path(fresh["checkpoint"]).is_dir()
 
 
 def test_run_for_people(run: Ata, job: Path) -> None:

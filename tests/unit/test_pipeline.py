@@ -93,6 +93,7 @@ def test_the_store_and_the_run_directory_hold_it(place: Workplace) -> None:
     result = run_job(place, job_files())
     (run_id,) = [row["id"] for row in place.store.database.rows("SELECT id FROM runs")]
     assert place.store.runs.result(run_id) == result
+    assert result.run_id == run_id
     run = place.home.run(run_id)
     kept = json.loads((run.path / "result.json").read_text())
     assert kept["reward"]["total"] == result.reward.total
@@ -142,6 +143,7 @@ def test_without_the_cache_the_scores_are_the_same_to_the_last_digit(place: Work
     first = run_job(place, job_files(), seed=1)
     again = run_job(place, job_files(), seed=1, use_cache=False)
     assert not again.from_cache
+    assert again.run_id != first.run_id
     assert again.post == replace(first.post, seconds=again.post.seconds)  # type: ignore[type-var,union-attr]
     assert (again.reward, again.uplift_low, again.uplift_high) == (
         first.reward,
@@ -174,8 +176,11 @@ def test_other_settings_are_another_result(place: Workplace) -> None:
 
 def test_identical_jobs_at_one_moment_run_once(place: Workplace, script: Script) -> None:
     script.seconds_a_step = 0.02
+    events: list[JobEvent] = []
     with ThreadPoolExecutor(4) as threads:
-        results = list(threads.map(lambda _: run_job(place, job_files()), range(4)))
+        runs = [threads.submit(run_job, place, job_files(), on_event=events.append) for _ in range(4)]
+        results = [run.result() for run in runs]
+    assert any("waiting for its result" in event.message for event in events)
     assert sorted(result.from_cache for result in results) == [False, True, True, True]
     assert len({result.reward for result in results}) == 1
 
