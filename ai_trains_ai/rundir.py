@@ -15,6 +15,7 @@ HOME/                      --home, or ATA_HOME, or ~/.local/state/ai-trains-ai
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -28,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from ai_trains_ai.errors import UsageError, boundary
+from ai_trains_ai.errors import InfrastructureError, UsageError
 
 HOME_VARIABLE = "ATA_HOME"
 SECRET_VARIABLE = "ATA_EVAL_SECRET"
@@ -56,7 +57,7 @@ class RunDir:
 
     def write_job(self, files: Mapping[str, bytes]) -> None:
         """Keep the job's files as they were read. Paths were checked by whoever read them."""
-        with boundary(f"run directory {self.path}"):
+        with _on_disk(f"run directory {self.path}"):
             for name, content in files.items():
                 target = self.path / "job" / name
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -64,7 +65,7 @@ class RunDir:
 
     def write_json(self, name: str, document: Any) -> None:
         """Write `name` whole or not at all."""
-        with boundary(f"run directory {self.path}"):
+        with _on_disk(f"run directory {self.path}"):
             partial = self.path / f".{name}.partial"
             partial.write_text(json.dumps(document, indent=2, sort_keys=True) + "\n")
             partial.replace(self.path / name)
@@ -78,7 +79,7 @@ class Home:
 
     def __init__(self, path: Path) -> None:
         self.path = path.expanduser().absolute()
-        with boundary(f"state folder {self.path} (choose another with --home or {HOME_VARIABLE})"):
+        with _on_disk(f"state folder {self.path}"):
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             (self.path / "runs").mkdir(exist_ok=True)
             (self.path / "locks").mkdir(exist_ok=True)
@@ -117,7 +118,7 @@ class Home:
                     f"{SECRET_VARIABLE} needs at least {SHORTEST_SECRET} bytes; unset it to use a random one"
                 )
             return given.encode()
-        with boundary(f"eval secret {self.secret_file}"):
+        with _on_disk(f"eval secret {self.secret_file}"):
             try:
                 return self._read_secret()
             except FileNotFoundError:
@@ -157,7 +158,7 @@ class Home:
     def new_run(self, label: str) -> RunDir:
         """A fresh folder whose name sorts by time and is unique: TIME-label-RANDOM."""
         path = self.path / "runs" / self.new_run_id(label)
-        with boundary(f"run directory {path}"):
+        with _on_disk(f"run directory {path}"):
             path.mkdir()
         return RunDir(path)
 
@@ -205,10 +206,30 @@ class Home:
         return removed
 
 
+_FIXES = {
+    errno.ENOSPC: "free space on that disk",
+    errno.EDQUOT: "free some of your quota there",
+    errno.EROFS: "the disk is read-only",
+    errno.EACCES: "make it writable for this user",
+    errno.EPERM: "make it writable for this user",
+}
+
+
+@contextmanager
+def _on_disk(what: str) -> Iterator[None]:
+    """Name the failure of a disk with its path and what to do."""
+    try:
+        yield
+    except OSError as error:
+        fix = _FIXES.get(error.errno or 0)
+        advice = f". Fix: {fix}, or choose another folder with --home or {HOME_VARIABLE}" if fix else ""
+        raise InfrastructureError(f"{what}: {error}{advice}") from error
+
+
 @contextmanager
 def hold(path: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[IO[bytes]]:
     """Wait for, then hold, a lock on the file. The kernel frees it when the holder ends, kill -9 included."""
-    with boundary(f"lock {path}"):
+    with _on_disk(f"lock {path}"):
         # O_CLOEXEC, Python's default: a worker must not inherit, and so prolong, its orchestrator's lock.
         file = open(path, "ab")  # noqa: SIM115 (closed below)
     with file:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ai_trains_ai.errors import InfrastructureError, UsageError
-from ai_trains_ai.rundir import Home, hold, is_free
+from ai_trains_ai.rundir import Home, _on_disk, hold, is_free
 
 
 def test_where_the_state_lives(tmp_path: Path) -> None:
@@ -25,7 +25,7 @@ def test_where_the_state_lives(tmp_path: Path) -> None:
 
 def test_an_unusable_home_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(InfrastructureError, match=r"file/home .*--home"):
+    with pytest.raises(InfrastructureError, match=r"state folder .*file/home: .*Not a directory"):
         Home(tmp_path / "file" / "home")
 
 
@@ -146,3 +146,11 @@ def test_a_linked_checkpoint_is_not_followed(tmp_path: Path) -> None:
     (run / "checkpoint").symlink_to(precious)
     assert home.collect_checkpoints(keep=1, max_bytes=10**9) == names[:1]
     assert (precious / "file").read_text() == "mine"
+
+
+def test_a_full_disk_is_named_with_what_to_do() -> None:
+    with (
+        pytest.raises(InfrastructureError, match=r"free space on that disk, or choose another .*--home"),
+        _on_disk("x"),
+    ):
+        Path("/dev/full").write_text("x")
