@@ -80,7 +80,7 @@ def run_job(
 def _by_circumstance(result: RunResult) -> bool:
     """Whether a busy or a small machine may have decided the result: then the next request runs afresh."""
     faults = (*result.probe.errors, *([result.failure] if result.failure else []))
-    return any(finding.check in ("time", "process_ended") for finding in faults)
+    return any(finding.check in ("time", "time_limit", "process_ended") for finding in faults)
 
 
 def _unreadable(

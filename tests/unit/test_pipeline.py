@@ -242,7 +242,7 @@ def test_a_job_that_fails_in_training_is_its_authors_zero(place: Workplace) -> N
     assert len(place.store.database.rows("SELECT * FROM inner_steps")) == 2
 
 
-@pytest.mark.parametrize("check", ["time", "process_ended"])
+@pytest.mark.parametrize("check", ["time", "time_limit", "process_ended"])
 def test_what_a_busy_machine_may_have_decided_is_not_cached(place: Workplace, check: str) -> None:
     with WorkerPool(1, fails(AgentError(check, "too slow", "")).start) as pool:
         assert run_job(replace(place, pool=pool), job_files()).outcome == "failed"
