@@ -115,11 +115,14 @@ def grpo(
     clip_high: float = 1.2,
     beta: float = 0.0,
     reference_logprobs_N_T: Tensor | None = None,
+    unbiased_kl: bool = True,
 ) -> TokenLoss:
     """GRPO's token loss: PPO's clipped objective, plus beta·(exp(d) − d − 1) with d = log reference − log p.
 
-    With `sequence_mean` this is the original GRPO (arXiv:2402.03300) and TRL's loss_type "grpo", with
-    `token_mean` it is DAPO's form and TRL's "dapo" (for one process and one micro-batch).
+    `unbiased_kl` multiplies the second term by p/q, which makes its gradient that of the reverse KL
+    (DeepSeek-V3.2, arXiv:2512.02556; TRL's default); False is the original GRPO (arXiv:2402.03300).
+    With `sequence_mean` this is TRL's loss_type "grpo", with `token_mean` its "dapo" (checked against TRL
+    1.16, for one process and one micro-batch).
 
     Raises ValueError when beta is set without reference log-probabilities.
     """
@@ -132,6 +135,8 @@ def grpo(
         raise ValueError(f"beta is {beta}: pass reference_logprobs_N_T, or set beta to 0")
     difference = _log_ratio(reference_logprobs_N_T, logprobs_N_T, mask_N_T)
     penalty = beta * (difference.exp() - difference - 1.0)
+    if unbiased_kl:
+        penalty = penalty * _log_ratio(logprobs_N_T, sampler_logprobs_N_T, mask_N_T).exp()
     return TokenLoss(clipped.loss_N_T + penalty, clipped.clipped_N_T)
 
 

@@ -121,10 +121,15 @@ def test_on_policy_first_step_is_plain_policy_gradient() -> None:
 def test_grpo_reference_penalty() -> None:
     args = tokens([0.2], [0.2], [1.0])
     reference = torch.tensor([[0.4]], dtype=torch.float64).log()
-    output = losses.grpo(*args, beta=0.1, reference_logprobs_N_T=reference)
+    output = losses.grpo(*args, beta=0.1, reference_logprobs_N_T=reference, unbiased_kl=False)
     # d = log 2: penalty .1·(2 − log 2 − 1); its slope by log p is .1·(1 − 2)
     assert values(output) == [round(-1 + 0.1 * (1 - math.log(2)), 12)]
     assert gradient(output, args[0]) == [-1.1]
+    # times the ratio, which is 1 here: the same value, and the slope gains the penalty itself:
+    # .1·(1 − 2) + .1·(1 − log 2) = −.1·log 2, the reverse KL's −.1·d
+    unbiased = losses.grpo(*args, beta=0.1, reference_logprobs_N_T=reference)
+    assert values(unbiased) == values(output)
+    assert gradient(unbiased, args[0]) == [round(-1 - 0.1 * math.log(2), 12)]
     with pytest.raises(ValueError, match="reference"):
         losses.grpo(*args, beta=0.1)
 
