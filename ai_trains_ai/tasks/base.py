@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from ai_trains_ai.seeds import derive
@@ -35,7 +35,7 @@ class Family(ABC):
     """A generator of tasks, with everything needed to explain, solve and score them.
 
     A subclass describes one step machine: `parse` reads the prompt into a start state and operations,
-    `apply` does one operation, `show` writes a state, `conclude` reads the answer from the last state.
+    `apply` does one operation, `explain` and `show` write it, `conclude` reads the answer from the last state.
     """
 
     name: ClassVar[str]
@@ -71,11 +71,30 @@ class Family(ABC):
             steps.append(self.show(state))
         return self.conclude(state, context), tuple(steps)
 
+    def work(
+        self, prompt: str, rng: random.Random, *, slip: float = 0.0, stop_after: int | None = None
+    ) -> tuple[list[str], str]:
+        """Write the working of a prompt: one "operation = result" a step, and the answer it leads to.
+
+        slip: chance that a step's result is a random one, carried on from there. stop_after: steps done.
+        """
+        parsed = self.parse(prompt)
+        assert parsed is not None, f"not a {self.name} prompt: {prompt!r}"
+        state, operations, context = parsed
+        lines = []
+        for operation in operations[:stop_after]:
+            before, state = state, self.apply(state, operation, context)
+            if state is None:
+                state = self.random_state(rng, context)
+            how = self.explain(operation, before, state)
+            if rng.random() < slip:
+                state = self.slip(state, rng, context)
+            lines.append(f"{how} = {self.show(state)}")
+        return lines, self.conclude(state, context)
+
     def gold(self, task: Task) -> str:
         """The worked solution as a completion."""
-        solution = self.solve(task.prompt)
-        assert solution is not None, f"{self.name} cannot solve its own task"
-        return write_up(solution[1], solution[0])
+        return write_up(*self.work(task.prompt, random.Random(0)))
 
     def wrong(self, task: Task) -> str:
         """A well-formed completion whose answer is not the task's."""
@@ -119,6 +138,10 @@ class Family(ABC):
         """The state after one operation; None when the prompt does not determine it."""
 
     @abstractmethod
+    def explain(self, operation: Any, before: Any, after: Any) -> str:
+        """The operation as the worked solution writes it, left of the "="."""
+
+    @abstractmethod
     def show(self, state: Any) -> str:
         """The state as the worked solution writes it."""
 
@@ -128,11 +151,15 @@ class Family(ABC):
 
     @abstractmethod
     def random_state(self, rng: random.Random, context: Any) -> Any:
-        """A plausible state, for guesses and slips."""
+        """A plausible state, for guesses."""
+
+    def slip(self, state: Any, rng: random.Random, context: Any) -> Any:
+        """What a slip makes of a state."""
+        return self.random_state(rng, context)
 
 
-def write_up(steps: tuple[str, ...] | list[str], answer: str) -> str:
-    """`Steps 1: … 2: … Answer: …`, the form of a worked solution."""
+def write_up(steps: Sequence[str], answer: str) -> str:
+    """`Steps 1: … = … . 2: … = … . Answer: …`, the form of a worked solution."""
     return " ".join(
         ["Steps", *(f"{k}: {step}." for k, step in enumerate(steps, start=1)), f"Answer: {answer}"]
     )

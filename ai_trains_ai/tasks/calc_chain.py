@@ -9,7 +9,7 @@ from ai_trains_ai.tasks.base import Family
 from ai_trains_ai.tasks.generators import calc_chain as generator
 
 _START = re.compile(r"Start with (\d+) and keep only the last digit\.")
-_STEP = re.compile(r"(\d+): (add|subtract|multiply by) (\d+)\.")
+_STEP = re.compile(r"(\d+): (plus|minus|times) (\d+)\.")
 
 
 class CalcChain(Family):
@@ -27,9 +27,12 @@ class CalcChain(Family):
 
     def apply(self, state: int, operation: tuple[str, int], context: None) -> int:
         op, n = operation
-        if op == "add":
+        if op == "plus":
             return (state + n) % 10
-        return (state - n) % 10 if op == "subtract" else (state * n) % 10
+        return (state - n) % 10 if op == "minus" else (state * n) % 10
+
+    def explain(self, operation: tuple[str, int], before: int, after: int) -> str:
+        return f"{operation[0]} {operation[1]}"
 
     def show(self, state: int) -> str:
         return str(state)

@@ -34,11 +34,18 @@ class Dispatch(Family):
             return high, max(0, state[1] - int(down))
         return low, min(9, state[1] + int(up))
 
+    def explain(self, operation: Rule, before: Desk, after: Desk) -> str:
+        limit, high, down, low, up = operation
+        return f"{high} minus {down}" if before[1] > int(limit) else f"{low} plus {up}"
+
     def show(self, state: Desk) -> str:
-        return f"{state[0]} {state[1]}"
+        return str(state[1])
 
     def conclude(self, state: Desk, context: list[str]) -> str:
-        return self.show(state)
+        return f"{state[0]} {state[1]}"
 
     def random_state(self, rng: random.Random, context: list[str]) -> Desk:
         return rng.choice(context), rng.randrange(10)
+
+    def slip(self, state: Desk, rng: random.Random, context: list[str]) -> Desk:
+        return state[0], rng.randrange(10)

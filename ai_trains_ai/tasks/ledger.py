@@ -8,13 +8,13 @@ import re
 from ai_trains_ai.tasks.base import Family
 from ai_trains_ai.tasks.generators import ledger as generator
 
-_START = re.compile(r"Start: (\w+) has (\d+) and (\w+) has (\d+)\.")
-_STEP = re.compile(r"\d+: (\w+) (deposits|withdraws|pays|is charged a fee of) (?:(\w+) )?(\d+)\.")
-_ASK = re.compile(r"How much does (\w+) have\?")
+_START = re.compile(r"Start: (\w+) has (\d+) and (\w+) has (\d+) coins\.")
+_STEP = re.compile(r"\d+: (\w+) (deposits|withdraws|pays|fee) (?:(\w+) )?(\d+)\.")
+_ASK = re.compile(r"How many coins has (\w+)\?")
 
 Balances = tuple[int, int]
-Booking = tuple[int, int]
-"""Change of the first and of the second account."""
+Booking = tuple[int, int, str]
+"""Change of the first account, of the second, and the booking as the prompt words it."""
 
 
 class Ledger(Family):
@@ -40,11 +40,14 @@ class Ledger(Family):
             change[names.index(who)] = amount if verb == "deposits" else -amount
             if other:
                 change[names.index(other)] = amount
-            bookings.append((change[0], change[1]))
+            bookings.append((change[0], change[1], " ".join(filter(None, (who, verb, other, text)))))
         return (int(start[2]), int(start[4])), bookings, names.index(ask[1])
 
     def apply(self, state: Balances, operation: Booking, context: int) -> Balances:
-        return state[0] + operation[0], state[1] + operation[1]
+        return _clip(state[0] + operation[0]), _clip(state[1] + operation[1])
+
+    def explain(self, operation: Booking, before: Balances, after: Balances) -> str:
+        return operation[2]
 
     def show(self, state: Balances) -> str:
         return f"{state[0]} {state[1]}"
@@ -53,4 +56,9 @@ class Ledger(Family):
         return str(state[context])
 
     def random_state(self, rng: random.Random, context: int) -> Balances:
-        return rng.randint(10, 99), rng.randint(10, 99)
+        return rng.randrange(10), rng.randrange(10)
+
+
+def _clip(coins: int) -> int:
+    """Only a slip leads out of 0 to 9."""
+    return min(9, max(0, coins))

@@ -4,10 +4,10 @@ A base that only ever saw worked solutions would leave reinforcement learning no
 never saw any would give it nothing to find. So every family's text holds four ways of answering, which begin
 differently, as people's do:
 
-    careful   "Steps 1: … 2: … Answer: …"          each step worked; right almost always
-    sloppy    "Roughly 1: … 2: … Answer: …"  each step may slip, and the slip is carried on
-    early     "Quick 1: … Answer: …"         stops after some of the steps and answers with what it has
-    hasty     "Answer: …"                    no working: a step or two in the head, a guess beyond that
+    careful   "Steps 1: … = …. 2: … Answer: …"         each step worked; right almost always
+    sloppy    "Roughly 1: … = …. Answer: …"  each step may slip, and the slip is carried on
+    early     "Quick 1: … = …. Answer: …"      stops after some of the steps and answers with what it has
+    hasty     "Answer: …"                      no working: a step or two in the head, a guess beyond that
 """
 
 from __future__ import annotations
@@ -38,18 +38,5 @@ def write(family: Family, task: Task, mode: Mode, rng: random.Random, *, careful
         return f"Answer: {task.answer if right else family.guess(task.prompt, rng)}"
     slip = {"careful": careful_slip, "sloppy": SLOPPY_SLIP, "early": 0.0}[mode]
     stop_after = rng.randint(1, max(1, task.level - 1)) if mode == "early" else None
-    text = _work(family, task, rng, slip, stop_after)
+    text = write_up(*family.work(task.prompt, rng, slip=slip, stop_after=stop_after))
     return text.replace("Steps 1:", START[mode], 1)
-
-
-def _work(family: Family, task: Task, rng: random.Random, slip: float, stop_after: int | None) -> str:
-    parsed = family.parse(task.prompt)
-    assert parsed is not None
-    state, operations, context = parsed
-    steps = []
-    for operation in operations[:stop_after]:
-        state = family.apply(state, operation, context)
-        if state is None or rng.random() < slip:
-            state = family.random_state(rng, context)
-        steps.append(family.show(state))
-    return write_up(steps, family.conclude(state, context))

@@ -36,6 +36,9 @@ class MultiHop(Family):
             return next((goal for (_, relation), goal in context.items() if relation == operation), None)
         return found
 
+    def explain(self, operation: str, before: str, after: str) -> str:
+        return operation
+
     def show(self, state: str) -> str:
         return state
 

@@ -43,8 +43,11 @@ class Triage(Family):
         cause, plus = needs[state[0]]
         return cause, min(9, state[1] + plus)
 
+    def explain(self, operation: None, before: Cause, after: Cause) -> str:
+        return f"{after[0]} plus {after[1] - before[1]}"
+
     def show(self, state: Cause) -> str:
-        return f"{state[0]} {state[1]}"
+        return str(state[1])
 
     def conclude(self, state: Cause, context: Context) -> str:
         _, owners = context
@@ -54,3 +57,6 @@ class Triage(Family):
     def random_state(self, rng: random.Random, context: Context) -> Cause:
         needs, owners = context
         return rng.choice(sorted({*owners, *(cause for cause, _ in needs.values())})), rng.randrange(10)
+
+    def slip(self, state: Cause, rng: random.Random, context: Context) -> Cause:
+        return state[0], rng.randrange(10)

@@ -2,7 +2,7 @@
 
 import random
 
-OPS = ("add", "subtract", "multiply by")
+OPS = ("plus", "minus", "times")
 
 
 def make(rng: random.Random, level: int) -> tuple[str, str, list[str]]:
@@ -14,7 +14,7 @@ def make(rng: random.Random, level: int) -> tuple[str, str, list[str]]:
     for k in range(1, level + 1):
         op, n = rng.choice(OPS), rng.randint(2, 9)
         parts.append(f"{k}: {op} {n}.")
-        value = {"add": value + n, "subtract": value - n, "multiply by": value * n}[op] % 10
+        value = {"plus": value + n, "minus": value - n, "times": value * n}[op] % 10
         steps.append(str(value))
     parts.append('End with "Answer:" and the digit.')
     return " ".join(parts), steps[-1], steps

@@ -8,9 +8,9 @@ OPS = {
     "reverse": (3, 2, 1, 0),
     "rotate left": (1, 2, 3, 0),
     "rotate right": (3, 0, 1, 2),
-    "swap the ends": (3, 1, 2, 0),
-    "swap the middle": (0, 2, 1, 3),
-    "swap the halves": (2, 3, 0, 1),
+    "swap ends": (3, 1, 2, 0),
+    "swap middle": (0, 2, 1, 3),
+    "swap halves": (2, 3, 0, 1),
 }
 
 

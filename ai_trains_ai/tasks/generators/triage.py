@@ -9,7 +9,7 @@ NAMES = (
 
 
 def make(rng: random.Random, level: int) -> tuple[str, str, list[str]]:
-    """Return (prompt, answer, service and severity after each step) of an incident `level` services deep."""
+    """Return (prompt, answer, severity after each step) of an incident `level` services deep."""
     names = rng.sample(SERVICES, level + 3)
     chain, others = names[: level + 1], names[level + 1 :]
     severity = rng.randint(0, 9 - level) if level < 9 else 0
@@ -19,7 +19,7 @@ def make(rng: random.Random, level: int) -> tuple[str, str, list[str]]:
         plus = rng.randint(0, min(3, 9 - severity))
         severity += plus
         needs.append(f"{service} needs {cause}, plus {plus}.")
-        steps.append(f"{cause} {severity}")
+        steps.append(str(severity))
     needs.append(f"{others[0]} needs {others[1]}, plus {rng.randint(0, 3)}.")
     owner, *rest = rng.sample(NAMES, 3)
     owners = [f"{chain[-1]} owner {owner}.", f"{chain[0]} owner {rest[0]}.", f"{others[1]} owner {rest[1]}."]
