@@ -16,7 +16,7 @@ import os
 import select
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 from ai_trains_ai.errors import AgentError, InfrastructureError, UsageError
@@ -111,25 +111,14 @@ def _remaining(deadline: float | None) -> float | None:
 
 
 def encode_job(job: Job) -> dict[str, Any]:
-    return {
-        "files": {name: base64.b64encode(content).decode() for name, content in job.files.items()},
-        "base_model": job.base_model,
-        "environment_args": dict(job.environment_args),
-        "prime_rl": dict(job.prime_rl),
-        "explicit_keys": list(job.explicit_keys),
-        "content_sha256": job.content_sha256,
-    }
+    plain = {field.name: getattr(job, field.name) for field in fields(job)}
+    files = {name: base64.b64encode(content).decode() for name, content in job.files.items()}
+    return {**plain, "files": files, "explicit_keys": list(job.explicit_keys)}
 
 
 def decode_job(data: Mapping[str, Any]) -> Job:
-    return Job(
-        files={name: base64.b64decode(content) for name, content in data["files"].items()},
-        base_model=data["base_model"],
-        environment_args=data["environment_args"],
-        prime_rl=data["prime_rl"],
-        explicit_keys=tuple(data["explicit_keys"]),
-        content_sha256=data["content_sha256"],
-    )
+    files = {name: base64.b64decode(content) for name, content in data["files"].items()}
+    return Job(**{**data, "files": files, "explicit_keys": tuple(data["explicit_keys"])})
 
 
 def encode_training(run: TrainingRun) -> dict[str, Any]:

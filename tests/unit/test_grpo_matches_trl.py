@@ -1,4 +1,4 @@
-"""Our GRPO loss and gradient equal those of TRL's GRPOTrainer on one batch (recorded in `golden/trl_grpo`)."""
+"""Our GRPO loss and gradient equal TRL's GRPOTrainer on one batch, recorded in `golden/trl_grpo`."""
 
 from __future__ import annotations
 
