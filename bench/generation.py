@@ -1,7 +1,7 @@
 """SmolLM2-135M, a batch of different prompts, against `transformers.generate`: tokens a second on one core.
 
 Both sides get the same token ids, weights, number type, thread and number of new tokens, with stopping off.
-The order alternates, each measurement in a fresh process after a warm-up call.
+Both processes stay up and are asked in turns, so that a busy moment of the machine meets both.
 """
 
 from __future__ import annotations
@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ai_trains_ai.engine.bases import base_folder
 from ai_trains_ai.engine.tokenizer import Tokenizer
 from ai_trains_ai.tasks.registry import FAMILIES
-from bench.measure import ROOT, Row, Spread, run_peer
+from bench.measure import ROOT, Row, Spread, peer_environment
 
 BASE = "smollm2-135m"
 TARGET = 3.0
@@ -31,58 +33,73 @@ def run(
     tasks = [families[i % len(families)].generate(i, 1 + i % 5) for i in range(batch)]
     prompts = [tokenizer.encode_prompt(task.prompt) for task in tasks]
     rows: list[Row] = []
-    raw: dict[str, Any] = {"prompt_tokens": [len(p) for p in prompts]}
+    raw: dict[str, Any] = {"prompt_tokens": [len(prompt) for prompt in prompts], "new_tokens": new_tokens}
     for dtype in ("bfloat16", "float32"):
-        spec = scratch / f"generation-{dtype}.json"
-        spec.write_text(
-            json.dumps(
-                {
-                    "model": str(folder),
-                    "dtype": dtype,
-                    "prompts": prompts,
-                    "new_tokens": new_tokens,
-                    "repeats": 1,
-                }
-            )
-        )
-        ours, peer = _alternate(peer_python, spec, scratch / "answer.json", repeats)
-        total = batch * new_tokens
-        rates = [total / s for s in ours], [total / s for s in peer]
-        ratio = Spread.of([b / a for a, b in zip(ours, peer, strict=True)])
-        rows.append(
-            Row(
-                f"generate {BASE}, batch {batch} × {new_tokens} tokens, {dtype}",
-                Spread.of(rates[0]).text(" tok/s", 0),
-                Spread.of(rates[1]).text(" tok/s", 0),
-                ratio.text("×"),
-                f"≥ {TARGET:g}×",
-            )
-        )
-        raw[dtype] = {"ours_seconds": ours, "peer_seconds": peer, "tokens": total, "ratio": ratio}
+        spec = {"model": str(folder), "dtype": dtype, "prompts": prompts, "new_tokens": new_tokens}
+        ours, peer = in_turns(peer_python, spec, scratch / f"generation-{dtype}.json", repeats)
+        rows.append(row(dtype, batch, new_tokens, ours, peer))
+        raw[dtype] = {"ours": ours, "peer": peer}
     return rows, raw
 
 
-def _alternate(peer_python: Path, spec: Path, answer: Path, repeats: int) -> tuple[list[float], list[float]]:
-    """Seconds by side, ours first in even repeats, the peer first in odd ones."""
+def row(
+    dtype: str, batch: int, new_tokens: int, ours: list[dict[str, float]], peer: list[dict[str, float]]
+) -> Row:
+    total = batch * new_tokens
+    rates = [Spread.of([total / one["seconds"] for one in side]) for side in (ours, peer)]
+    ratio = Spread.of([b["seconds"] / a["seconds"] for a, b in zip(ours, peer, strict=True)])
+    cpu = Spread.of([b["cpu"] / a["cpu"] for a, b in zip(ours, peer, strict=True)])
+    return Row(
+        f"generate, {BASE}, batch {batch} × {new_tokens} tokens, {dtype}",
+        rates[0].text(" tok/s", 0),
+        rates[1].text(" tok/s", 0),
+        f"{ratio.text('×', 1)}; CPU {cpu.median:.1f}×",
+        f"≥ {TARGET:g}×",
+    )
 
-    def ours() -> float:
-        subprocess.run(
-            [sys.executable, "-m", "bench.ours_generate", str(spec), str(answer)], cwd=ROOT, check=True
-        )
-        return _only(answer)
 
-    def peer() -> float:
-        run_peer(peer_python, "bench.peer_generate", spec, answer)
-        return _only(answer)
-
-    found: tuple[list[float], list[float]] = ([], [])
-    for repeat in range(repeats):
-        for side in (0, 1) if repeat % 2 == 0 else (1, 0):
-            found[side].append((ours, peer)[side]())
+def in_turns(
+    peer_python: Path, spec: dict[str, Any], file: Path, repeats: int
+) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
+    """One measurement of each side a repeat; ours first in even repeats, the peer first in odd ones."""
+    file.write_text(json.dumps(spec))
+    found: tuple[list[dict[str, float]], list[dict[str, float]]] = ([], [])
+    with (
+        asked(Path(sys.executable), "bench.ours_generate", file) as ours,
+        asked(peer_python, "bench.peer_generate", file) as peer,
+    ):
+        for repeat in range(repeats):
+            for side in (0, 1) if repeat % 2 == 0 else (1, 0):
+                found[side].append(measure_once((ours, peer)[side]))
     return found
 
 
-def _only(answer: Path) -> float:
-    result = json.loads(answer.read_text())
-    assert result["threads"] == 1, "the comparison is per thread"
-    return float(result["seconds"][0])
+@contextmanager
+def asked(python: Path, module: str, file: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that measures when it is sent a line."""
+    process = subprocess.Popen(
+        [str(python), "-m", module, str(file)],
+        cwd=ROOT,
+        env=peer_environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def measure_once(process: subprocess.Popen[str]) -> dict[str, float]:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+    answer = process.stdout.readline()
+    if not answer:
+        raise RuntimeError("a measuring process ended; its last words are above")
+    result: dict[str, float] = json.loads(answer)
+    assert result.pop("threads") == 1, "the comparison is per thread"
+    return result

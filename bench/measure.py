@@ -74,11 +74,17 @@ def cpu_seconds(pid: int) -> float:
     return total
 
 
+def peer_environment() -> dict[str, str]:
+    """Nothing is fetched, and no progress bars are drawn."""
+    return {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+
+
 def run_peer(python: Path, module: str, *arguments: Path | str) -> None:
     """Run one of our `bench.peer_*` files in the peer environment; its last words are the error."""
     command = [str(python), "-m", module, *map(str, arguments)]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False, env=peer_environment()
+    )
     if done.returncode:
         raise RuntimeError(f"{module} failed:\n{done.stderr[-3000:]}")
 
