@@ -9,13 +9,13 @@ from __future__ import annotations
 import random
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from types import ModuleType
 from typing import Any, ClassVar
 
 from ai_trains_ai.seeds import derive
 from ai_trains_ai.types import Task, TaskSpec
 
-Make = Callable[[random.Random, int], tuple[str, str, list[str]]]
 MAX_LEVEL = 8
 _ANSWER = re.compile(r"answer\s*:\s*([^\n]*)", re.IGNORECASE)
 
@@ -34,8 +34,8 @@ def extract_answer(completion: str) -> str | None:
 class Family(ABC):
     """A generator of tasks, with everything needed to explain, solve and score them.
 
-    A subclass describes one step machine: `parse` reads the prompt into a start state and operations,
-    `apply` does one operation, `explain` and `show` write it, `conclude` reads the answer from the last state.
+    A subclass describes one step machine: `parse` reads the prompt into a start state and
+    operations, `apply` does one operation, `explain` and `show` write it, `conclude` reads the answer.
     """
 
     name: ClassVar[str]
@@ -43,14 +43,15 @@ class Family(ABC):
     """Accuracy of the best untrained Qwen3 base in the published system."""
     goal: ClassVar[str]
     answer_form: ClassVar[str]
-    make: ClassVar[Make]
+    source: ModuleType
+    """The generator's module, with `make(rng, level) -> (prompt, answer, steps)`."""
 
     def generate(self, seed: int, level: int) -> Task:
         """Return the task number `seed` of `level` steps (1..8): the same one, always."""
         if not 1 <= level <= MAX_LEVEL:
             raise ValueError(f"level {level} is outside 1..{MAX_LEVEL}")
         rng = random.Random(derive(seed, "task", self.name, level))
-        prompt, answer, steps = type(self).make(rng, level)
+        prompt, answer, steps = self.source.make(rng, level)
         return Task(self.name, level, seed, prompt, answer, tuple(steps))
 
     def score(self, completion: str, task: Task) -> float:

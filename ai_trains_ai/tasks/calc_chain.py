@@ -15,9 +15,9 @@ _STEP = re.compile(r"(\d+): (plus|minus|times) (\d+)\.")
 class CalcChain(Family):
     name = "calc_chain"
     published_baseline = 0.742
-    goal = "Teach a small model to carry a number through a chain of additions, subtractions and multiplications."
+    goal = "Teach a small model to carry a digit through a chain of additions, subtractions and products."
     answer_form = "the final digit"
-    make = staticmethod(generator.make)
+    source = generator
 
     def parse(self, prompt: str) -> tuple[int, list[tuple[str, int]], None] | None:
         start, steps = _START.search(prompt), _STEP.findall(prompt)

@@ -20,7 +20,7 @@ class Dispatch(Family):
     published_baseline = 0.323
     goal = "Teach a small model to route a ticket through conditional rules and to track its urgency."
     answer_form = "the desk and the urgency, like North 4"
-    make = staticmethod(generator.make)
+    source = generator
 
     def parse(self, prompt: str) -> tuple[Desk, list[Rule], list[str]] | None:
         start, rules = _START.search(prompt), _RULE.findall(prompt)

@@ -22,7 +22,7 @@ class Ledger(Family):
     published_baseline = 0.242
     goal = "Teach a small model to book deposits, withdrawals, transfers and fees, and to name a balance."
     answer_form = "the balance"
-    make = staticmethod(generator.make)
+    source = generator
 
     def parse(self, prompt: str) -> tuple[Balances, list[Booking], int] | None:
         start, steps, ask = _START.search(prompt), _STEP.findall(prompt), _ASK.search(prompt)

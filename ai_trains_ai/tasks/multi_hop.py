@@ -20,7 +20,7 @@ class MultiHop(Family):
     published_baseline = 0.654
     goal = "Teach a small model to follow a chain of facts about people to a city."
     answer_form = "the city"
-    make = staticmethod(generator.make)
+    source = generator
 
     def parse(self, prompt: str) -> tuple[str, list[str], Facts] | None:
         start = _START.search(prompt)

@@ -1,4 +1,4 @@
-"""Job directories to start from: a self-contained environment.py around a family's generator, and a job.toml."""
+"""Job directories to start from: a self-contained environment.py around a family's generator."""
 
 from __future__ import annotations
 
@@ -86,9 +86,7 @@ def environment_source(
 
     `reward` is a kind from `REWARDS` or any expression over `reply` and `self.data`.
     """
-    module = inspect.getmodule(family(name).make)
-    assert module is not None
-    source = inspect.getsource(module).split("import random\n", 1)[1].strip("\n")
+    source = inspect.getsource(family(name).source).split("import random\n", 1)[1].strip("\n")
     line = REWARDS.get(reward, reward)
     return (
         _HEAD.format(family=name, levels=tuple(levels))

@@ -17,7 +17,7 @@ class StringPipeline(Family):
     published_baseline = 0.545
     goal = "Teach a small model to apply several transformations to four letters, one after the other."
     answer_form = "the four letters, separated by spaces"
-    make = staticmethod(generator.make)
+    source = generator
 
     def parse(self, prompt: str) -> tuple[str, list[str], str] | None:
         start, steps = _START.search(prompt), _STEP.findall(prompt)

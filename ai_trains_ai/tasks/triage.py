@@ -25,7 +25,7 @@ class Triage(Family):
         "Teach a small model to trace an incident to its cause, add up its severity, and choose the action."
     )
     answer_form = "the action and the owner, like page Ann"
-    make = staticmethod(generator.make)
+    source = generator
 
     def parse(self, prompt: str) -> tuple[Cause, list[None], Context] | None:
         start, depth = _START.search(prompt), _DEPTH.search(prompt)

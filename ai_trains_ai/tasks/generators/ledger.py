@@ -3,8 +3,8 @@
 import random
 
 NAMES = (
-    "Ann Bob Cid Dan Eve Fay Gus Hal Ivy Jon Kim Lea Max Ned Oli Pam Ray Sam Tom Una Vic Wes Yan Zoe".split()
-)
+    "Ann Bob Cid Dan Eve Fay Gus Hal Ivy Jon Kim Lea Max Ned Oli Pam Ray Sam Tom Una Vic Wes Yan Zoe"
+).split()
 
 
 def make(rng: random.Random, level: int) -> tuple[str, str, list[str]]:

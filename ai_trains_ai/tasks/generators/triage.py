@@ -4,8 +4,8 @@ import random
 
 SERVICES = "web auth cart mail disk mesh feed sync bill gate logs dash".split()
 NAMES = (
-    "Ann Bob Cid Dan Eve Fay Gus Hal Ivy Jon Kim Lea Max Ned Oli Pam Ray Sam Tom Una Vic Wes Yan Zoe".split()
-)
+    "Ann Bob Cid Dan Eve Fay Gus Hal Ivy Jon Kim Lea Max Ned Oli Pam Ray Sam Tom Una Vic Wes Yan Zoe"
+).split()
 
 
 def make(rng: random.Random, level: int) -> tuple[str, str, list[str]]:
@@ -15,7 +15,7 @@ def make(rng: random.Random, level: int) -> tuple[str, str, list[str]]:
     severity = rng.randint(0, 9 - level) if level < 9 else 0
     head = f"Incident at {chain[0]}, severity {severity}."
     needs, steps = [], []
-    for service, cause in zip(chain, chain[1:], strict=False):
+    for service, cause in zip(chain[:-1], chain[1:], strict=True):
         plus = rng.randint(0, min(3, 9 - severity))
         severity += plus
         needs.append(f"{service} needs {cause}, plus {plus}.")
