@@ -12,6 +12,7 @@ import pytest
 from ai_trains_ai.cli import main as ata
 from ai_trains_ai.config import JobLimits, PrimeRlConfig
 from ai_trains_ai.jobs.whitelist import OPTIONS
+from ai_trains_ai.tasks.modes import START
 from ai_trains_ai.tasks.registry import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -159,10 +160,14 @@ def test_the_families_table_agrees_with_the_code() -> None:
     assert shown == {family.name: family.published_baseline for family in FAMILIES.values()}
 
 
-def test_the_families_example_is_solved() -> None:
+def test_the_families_example_is_the_codes() -> None:
     prompt, solution = FENCED.findall((ROOT / "docs/families.md").read_text())[:2]
     family = FAMILIES["string_pipeline"]
-    solved = family.solve(prompt.strip())
-    assert solved is not None
-    assert solution.strip().endswith(f"Answer: {solved[0]}")
-    assert all(step in solution for step in solved[1])
+    example = family.spec().examples[2]
+    assert prompt == example.prompt + "\n"
+    assert solution == family.gold(example) + "\n"
+
+
+def test_the_ways_of_answering_are_the_codes() -> None:
+    rows = [row for row in cells("docs/families.md") if row[0] in START]
+    assert {row[0]: row[1].strip("`") for row in rows} == START
