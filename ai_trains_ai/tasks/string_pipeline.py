@@ -27,7 +27,7 @@ class StringPipeline(Family):
         return letters, [op for _, op in steps], letters
 
     def apply(self, state: str, operation: str, context: str) -> str:
-        a, b, c, d = state
+        a, b, c, d = list(state)
         if operation == "reverse":
             return state[::-1]
         if operation == "rotate left":
