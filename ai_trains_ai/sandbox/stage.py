@@ -37,12 +37,16 @@ def main() -> None:
         else:
             become(spec)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the launcher has to hear of it
-        import json
-
-        line = json.dumps({"failed": f"{type(error).__name__}: {error}"})
-        os.write(spec["status_fd"], line.encode() + b"\n")
+        os.write(spec["status_fd"], b'{"failed": "%s"}\n' % _json_text(f"{type(error).__name__}: {error}"))
         code = FAILED
     os._exit(code)
+
+
+def _json_text(text: str) -> bytes:
+    """What json.dumps gives between the quotes, for ASCII; "?" for the rest. The json module itself may be
+    out of reach by now: the user that we have become need not be able to read our Python's library."""
+    escaped = (char if char.isprintable() and char not in '"\\' else f"\\u{ord(char):04x}" for char in text)
+    return "".join(escaped).encode("ascii", "replace")
 
 
 def become(spec: StageSpec) -> None:
