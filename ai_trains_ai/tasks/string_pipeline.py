@@ -9,7 +9,7 @@ from ai_trains_ai.tasks.base import Family
 from ai_trains_ai.tasks.generators import string_pipeline as generator
 
 _START = re.compile(r"Start with the letters ((?:[a-z] ){3}[a-z])\.")
-_STEP = re.compile(r"(\d+): (reverse|rotate left|rotate right|swap ends|swap middle|swap halves)\.")
+_STEP = re.compile(r"(\d+): (reverse|rotate left|rotate right|swap ends)\.")
 
 
 class StringPipeline(Family):
@@ -34,11 +34,7 @@ class StringPipeline(Family):
             return state[1:] + state[:1]
         if operation == "rotate right":
             return state[-1:] + state[:-1]
-        if operation == "swap ends":
-            return d + b + c + a
-        if operation == "swap middle":
-            return a + c + b + d
-        return c + d + a + b
+        return d + b + c + a
 
     def explain(self, operation: str, before: str, after: str) -> str:
         return operation

@@ -9,8 +9,6 @@ OPS = {
     "rotate left": (1, 2, 3, 0),
     "rotate right": (3, 0, 1, 2),
     "swap ends": (3, 1, 2, 0),
-    "swap middle": (0, 2, 1, 3),
-    "swap halves": (2, 3, 0, 1),
 }
 
 
