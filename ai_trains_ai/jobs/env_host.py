@@ -31,6 +31,7 @@ from ai_trains_ai.jobs.answers import (
     scored_of,
     tasks_of,
 )
+from ai_trains_ai.jobs.starvation import Patience
 from ai_trains_ai.jobs.wire import Wire, WireError
 from ai_trains_ai.sandbox.base import MIB, Sandbox, SandboxLimits
 from ai_trains_ai.sandbox.process import SandboxedProcess
@@ -42,6 +43,8 @@ _BOOT = "import sys; sys.path.insert(0, '.'); from env_child.main import main; m
 _START_SECONDS = 30.0
 """For an interpreter to start on a busy machine, before any code of the job runs."""
 _END_SECONDS = 2.0
+_PATIENCE = 5.0
+"""A deadline moves, by up to this many times itself, while the machine is too busy to run the job."""
 _MAX_LOAD_BYTES = 32 * 1024 * 1024
 _MAX_TOTAL_CHARS = 4 * 1024 * 1024
 _RESULT_BYTES = 16 * 1024
@@ -181,7 +184,8 @@ class EnvHost:
         with self._distrust():
             try:
                 with boundary("talking to the environment's process"):
-                    return object_of(self._wire.request(request, seconds, max_answer))
+                    patience = Patience(self._process.pid, seconds * _PATIENCE)
+                    return object_of(self._wire.request(request, seconds, max_answer, patience.seconds))
             except WireError as error:
                 raise self._blame(error, what, seconds) from None
 

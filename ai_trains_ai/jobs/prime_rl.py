@@ -134,7 +134,7 @@ def _suggest(key: str, path: str) -> str:
     tables_elsewhere = [table for table in TABLES if table.rpartition(".")[2] == key]
     if tables_elsewhere:
         return f"the table belongs at {table_title(min(tables_elsewhere))}"
-    near = nearest(key, keys_in(path) if path in TABLES else [])
+    near = nearest(key, keys_in(path) if path in TABLES else [], edits_per_letter=0.5)
     if near:
         return f"did you mean `{near}`, in table {table_title(path)}?"
     anywhere = {OPTIONS[dotted].key: dotted for dotted in reversed(list(OPTIONS))}
@@ -150,9 +150,9 @@ def _did_you_mean(dotted: str) -> str:
     return f"did you mean `{OPTIONS[dotted].key}`, in table {table_title(OPTIONS[dotted].table)}?"
 
 
-def nearest(word: str, known: list[str]) -> str | None:
-    """The known word within a third of its length in edits (at least one, at most three), else None."""
-    limit = max(1, min(3, len(word) // 3))
+def nearest(word: str, known: list[str], *, edits_per_letter: float = 0.34) -> str | None:
+    """The known word that is nearest in edits, if within a share of the word's length, one to three."""
+    limit = max(1, min(3, int(len(word) * edits_per_letter)))
     distance, best = min(((edit_distance(word, other), other) for other in known), default=(limit + 1, ""))
     return best if distance <= limit else None
 

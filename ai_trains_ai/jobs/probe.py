@@ -185,7 +185,7 @@ def _rewards(job: Job, host: EnvHost, family: Family | None, limits: JobLimits) 
 
 
 def _preference(scored: Sequence[Scored]) -> list[Finding]:
-    """Whether worked solutions beat wrong answers; `scored` holds three results a task, as `_answers` does."""
+    """Whether worked solutions beat wrong answers; `scored` has three results a task, as `_answers` does."""
     gold = [result.total for result in scored[::3]]
     wrong = [max(one.total, two.total) for one, two in zip(scored[1::3], scored[2::3], strict=True)]
     better = sum(a > b for a, b in zip(gold, wrong, strict=True))

@@ -12,10 +12,13 @@ import math
 import os
 import selectors
 import time
+from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any, NoReturn
 
 MAC_BYTES = 16
+_CHECK_SECONDS = 0.25
+"""How often a passed deadline is looked at again while it keeps moving."""
 
 
 class WireError(Exception):
@@ -25,6 +28,21 @@ class WireError(Exception):
         super().__init__(f"{kind}: {detail}" if detail else kind)
         self.kind = kind
         self.detail = detail
+
+
+class Deadline:
+    """`seconds` from now, moved by what `extra` gives whenever it is reached."""
+
+    def __init__(self, seconds: float, extra: Callable[[], float]) -> None:
+        self._end = time.monotonic() + seconds
+        self._extra = extra
+
+    def left(self) -> float:
+        """Seconds to wait before asking again; 0.0 once the time is up."""
+        left = self._end - time.monotonic()
+        if left > 0:
+            return left
+        return min(_CHECK_SECONDS, max(0.0, left + self._extra()))
 
 
 class Wire:
@@ -42,12 +60,15 @@ class Wire:
         """Send the key; return the child's first answer."""
         return self.request({"key": self._key.hex()}, timeout, 1024)
 
-    def request(self, message: Any, timeout: float, max_answer: int) -> Any:
-        """Return the answer to `message` as parsed JSON. `timeout` is in seconds, for both directions.
+    def request(
+        self, message: Any, timeout: float, max_answer: int, extra: Callable[[], float] = lambda: 0.0
+    ) -> Any:
+        """Return the answer to `message` as parsed JSON. `timeout` is in seconds, for both directions; by what
+        `extra` gives, asked anew each time, it may be passed.
 
         Raises WireError, and OSError when the machine fails.
         """
-        deadline = time.monotonic() + timeout
+        deadline = Deadline(timeout, extra)
         body = json.dumps(message, separators=(",", ":"), allow_nan=False).encode()
         self._write(len(body).to_bytes(4, "big") + body, deadline)
         size = int.from_bytes(self._read(4, deadline), "big")
@@ -63,7 +84,7 @@ class Wire:
         self._count += 1
         return parse_strict(body)
 
-    def _write(self, data: bytes, deadline: float) -> None:
+    def _write(self, data: bytes, deadline: Deadline) -> None:
         view = memoryview(data)
         while view:
             self._wait(self._to_child, selectors.EVENT_WRITE, deadline)
@@ -74,7 +95,7 @@ class Wire:
             except BrokenPipeError:
                 raise WireError("closed") from None
 
-    def _read(self, size: int, deadline: float) -> bytes:
+    def _read(self, size: int, deadline: Deadline) -> bytes:
         while len(self._buffer) < size:
             self._wait(self._from_child, selectors.EVENT_READ, deadline)
             try:
@@ -89,12 +110,13 @@ class Wire:
         return taken
 
     @staticmethod
-    def _wait(descriptor: int, event: int, deadline: float) -> None:
-        left = deadline - time.monotonic()
+    def _wait(descriptor: int, event: int, deadline: Deadline) -> None:
         with selectors.DefaultSelector() as selector:
             selector.register(descriptor, event)
-            if left <= 0 or not selector.select(left):
-                raise WireError("timeout")
+            while left := deadline.left():
+                if selector.select(left):
+                    return
+        raise WireError("timeout")
 
 
 def parse_strict(body: bytes) -> Any:

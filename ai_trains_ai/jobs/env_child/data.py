@@ -194,9 +194,12 @@ def _to_str(value: Any, where: str) -> str:
 
 
 def _to_int(value: Any, where: str) -> int:
-    if isinstance(value, int | str) or (isinstance(value, float) and value.is_integer()):
+    if isinstance(value, int | str) or (
+        isinstance(value, float) and value.is_integer() and abs(value) < 2**63
+    ):
+        whole, dot, rest = value.partition(".") if isinstance(value, str) else (value, "", "")
         try:
-            return int(value)
+            return int(value if rest.strip("0") or (dot and not rest) else whole)
         except ValueError:
             pass
     raise _wrong(value, "int", where)
@@ -212,9 +215,10 @@ def _to_float(value: Any, where: str) -> float:
 
 
 def _to_bool(value: Any, where: str) -> bool:
-    word = value.lower() if isinstance(value, str) else str(value) if value in (0, 1) else ""
-    if isinstance(value, bool) or word in _TRUE or word in _FALSE:
-        return value if isinstance(value, bool) else word in _TRUE
+    if isinstance(value, int | float) and value in (0, 1):
+        return bool(value)
+    if isinstance(value, str) and value.lower() in _TRUE | _FALSE:
+        return value.lower() in _TRUE
     raise _wrong(value, "bool", where)
 
 

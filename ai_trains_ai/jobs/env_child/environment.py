@@ -105,12 +105,8 @@ class Environment:
             return {"bad": f"a reward function ended with {type(error).__name__}"}
         except BaseException as error:  # noqa: BLE001 - whatever the job raises is its own, and is reported
             return {"raised": self.explain(error)}
-        total = result["total"]
-        if total != total or total in (float("inf"), float("-inf")):
-            names = [
-                name for name, entry in trace.rewards.items() if entry and not abs(entry.value) < float("inf")
-            ]
-            return {"bad": f"`{names[0] if names else 'reward'}` returned {total}"}
+        if not abs(trace.reward) < float("inf"):
+            return {"bad": f"the weighted sum of rewards is {trace.reward}"}
         return result
 
     def _runner(self) -> Callable[[Coroutine[Any, Any, None]], None]:

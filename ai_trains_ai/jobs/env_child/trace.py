@@ -13,6 +13,7 @@ from .data import Record
 from .task import AssistantMessage, State, SystemMessage, Task, UserMessage
 
 _COROUTINE = 0x80  # inspect.CO_COROUTINE, without the cost of importing inspect
+_BEYOND = float("inf")
 _LIFECYCLE = ("setup", "finalize", "stage_verifier", "toolsets", "runtime_env")
 
 
@@ -91,6 +92,10 @@ class Trace:
     def record_reward(self, name: str, value: Any, weight: float = 1.0) -> None:
         if type(value) is not float and type(value) is not int:
             raise BadValue(f"`{name}` returned {_describe(value)}")
+        if not abs(value) < _BEYOND:
+            raise BadValue(
+                f"`{name}` returned {value if type(value) is float else 'an int beyond any float'}"
+            )
         self.rewards[name] = Reward(score=float(value), weight=float(weight))
 
 
