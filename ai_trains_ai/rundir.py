@@ -5,6 +5,8 @@ HOME/                      --home, or ATA_HOME, or ~/.local/state/ai-trains-ai
   eval_secret              0600; what the hidden eval is regenerated from (or ATA_EVAL_SECRET)
   locks/NAME.lock          held while somebody works on NAME; free when its holder dies, however it dies
   demo/JOB/                the jobs of `ata demo`
+  pretraining/NAME-RECIPE/ the stages of an `ata pretrain` under way
+  bases/NAME/              the bases it built
   runs/RUN/
     run.json               command line, version, commit, resolved config
     job/                   the job's files as they were read
@@ -100,6 +102,16 @@ class Home:
     def demo(self) -> Path:
         """Where `ata demo` writes its jobs."""
         return self.path / "demo"
+
+    @property
+    def bases(self) -> Path:
+        """Where `ata pretrain` puts what it built, unless told otherwise."""
+        return self.path / "bases"
+
+    @property
+    def pretraining(self) -> Path:
+        """The states of bases being built, so that an interrupted one goes on."""
+        return self.path / "pretraining"
 
     @property
     def secret_file(self) -> Path:

@@ -124,7 +124,8 @@ class AtaGroup(click.Group):
             return DONE
         except Exception as error:  # noqa: BLE001 (the outermost frame: a bug has to end as a document too)
             traceback.print_exc()
-            return _fail("bug", f"{type(error).__name__}: {error}", OUR_BUG, as_json)
+            first = str(error).partition("\n")[0]
+            return _fail("bug", f"{type(error).__name__}: {first}", OUR_BUG, as_json)
 
 
 class Terminated(BaseException):
