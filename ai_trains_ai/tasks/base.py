@@ -17,7 +17,7 @@ from ai_trains_ai.seeds import derive
 from ai_trains_ai.types import Task, TaskSpec
 
 MAX_LEVEL = 8
-_ANSWER = re.compile(r"answer\s*:\s*([^\n]*)", re.IGNORECASE)
+_ANSWER = re.compile(r"answer\s*:", re.IGNORECASE)
 
 
 def normalise(text: str) -> str:
@@ -27,8 +27,8 @@ def normalise(text: str) -> str:
 
 def extract_answer(completion: str) -> str | None:
     """Return what follows the last "Answer:" on its line, normalised, or None when there is none."""
-    found = _ANSWER.findall(completion)
-    return (normalise(found[-1]) or None) if found else None
+    _, *after = _ANSWER.split(completion)
+    return (normalise(after[-1].split("\n", 1)[0]) or None) if after else None
 
 
 class Family(ABC):

@@ -35,8 +35,8 @@ LEVELS = {levels}
 _TAIL = """
 
 def answer_of(reply):
-    found = re.findall(r"answer:\\s*([^\\n]*)", reply.lower())
-    return found[-1].strip(" .") if found else ""
+    _, found, after = reply.lower().rpartition("answer:")
+    return after.split("\\n")[0].strip(" .") if found else ""
 
 
 def share_of_steps(reply, steps):
