@@ -1,4 +1,4 @@
-"""One thread a process, set before torch is imported: more threads than free cores make it many times slower."""
+"""One thread a process, set before torch is imported: more threads than cores make it many times slower."""
 
 from __future__ import annotations
 

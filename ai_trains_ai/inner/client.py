@@ -66,11 +66,21 @@ class Worker:
         self._killed = False
 
     @classmethod
-    def start(cls, *, unsafe_no_sandbox: bool = False, timeout: float = START_SECONDS) -> Worker:
-        """Start a process and wait until it answers. Raises InfrastructureError when it does not."""
+    def start(
+        cls,
+        *,
+        unsafe_no_sandbox: bool = False,
+        bases: Mapping[str, Path] | None = None,
+        timeout: float = START_SECONDS,
+    ) -> Worker:
+        """Start a process and wait until it answers. Raises InfrastructureError when it does not.
+
+        bases: folders of further base models, by the name that jobs use.
+        """
         command = [sys.executable, "-m", "ai_trains_ai.inner.worker", f"--parent={os.getpid()}"]
         if unsafe_no_sandbox:
             command.append("--unsafe-no-sandbox")
+        command += [f"--base={name}={folder}" for name, folder in (bases or {}).items()]
         with boundary("starting a worker"):
             log = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the worker)
             process = subprocess.Popen(
