@@ -15,7 +15,7 @@ class SamplingConfig(Config):
     """prime-rl's `orchestrator.train.sampling`."""
 
     temperature: Annotated[float, Field(gt=0.0, le=2.0)] = 1.0
-    max_completion_tokens: Annotated[int, Field(ge=1, le=4096)] = 64
+    max_completion_tokens: Annotated[int, Field(ge=1, le=4096)] = 96
 
 
 class OrchestratorTrainConfig(Config):

@@ -75,14 +75,16 @@ class Family(ABC):
     def work(
         self, prompt: str, rng: random.Random, *, slip: float = 0.0, stop_after: int | None = None
     ) -> tuple[list[str], str]:
-        """Write the working of a prompt: one "operation = result" a step, and the answer it leads to.
+        """Write the working of a prompt: the start, then "operation = result" a step, and the answer.
+
+        Each line quotes what it uses, so that working a task out is looking up and small sums, one at a time.
 
         slip: chance that a step's result is a random one, carried on from there. stop_after: steps done.
         """
         parsed = self.parse(prompt)
         assert parsed is not None, f"not a {self.name} prompt: {prompt!r}"
         state, operations, context = parsed
-        lines = []
+        lines = [self.opening(state)]
         for operation in operations[:stop_after]:
             before, state = state, self.apply(state, operation, context)
             if state is None:
@@ -90,7 +92,8 @@ class Family(ABC):
             how = self.explain(operation, before, state)
             if rng.random() < slip:
                 state = self.slip(state, rng, context)
-            lines.append(f"{how} = {self.show(state)}")
+            lines.append(f"{how} {self.show(state)}")
+        lines += self.closing(state, context)
         return lines, self.conclude(state, context)
 
     def gold(self, task: Task) -> str:
@@ -140,7 +143,15 @@ class Family(ABC):
 
     @abstractmethod
     def explain(self, operation: Any, before: Any, after: Any) -> str:
-        """The operation as the worked solution writes it, left of the "="."""
+        """The operation as the worked solution writes it, up to its "=" or "is"."""
+
+    def closing(self, state: Any, context: Any) -> list[str]:
+        """What the answer quotes beyond the steps."""
+        return []
+
+    def opening(self, state: Any) -> str:
+        """The start state as the worked solution restates it."""
+        return self.show(state)
 
     @abstractmethod
     def show(self, state: Any) -> str:
@@ -161,6 +172,4 @@ class Family(ABC):
 
 def write_up(steps: Sequence[str], answer: str) -> str:
     """`Steps 1: … = … . 2: … = … . Answer: …`, the form of a worked solution."""
-    return " ".join(
-        ["Steps", *(f"{k}: {step}." for k, step in enumerate(steps, start=1)), f"Answer: {answer}"]
-    )
+    return " ".join(["Steps", *(f"{k}: {step}." for k, step in enumerate(steps)), f"Answer: {answer}"])

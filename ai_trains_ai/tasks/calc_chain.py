@@ -32,7 +32,7 @@ class CalcChain(Family):
         return (state - n) % 10 if op == "minus" else (state * n) % 10
 
     def explain(self, operation: tuple[str, int], before: int, after: int) -> str:
-        return f"{operation[0]} {operation[1]}"
+        return f"{operation[0]} {operation[1]} ="
 
     def show(self, state: int) -> str:
         return str(state)

@@ -9,7 +9,7 @@ from ai_trains_ai.tasks.base import Family
 from ai_trains_ai.tasks.generators import dispatch as generator
 
 _START = re.compile(r"A ticket has urgency (\d+)\.")
-_RULE = re.compile(r"\d+: above (\d+), (\w+) minus (\d+), else (\w+) plus (\d+)\.")
+_RULE = re.compile(r"\d+: above (\d+) (\w+) minus (\d+), else (\w+) plus (\d+)\.")
 
 Rule = tuple[str, str, str, str, str]
 Desk = tuple[str, int]
@@ -36,7 +36,9 @@ class Dispatch(Family):
 
     def explain(self, operation: Rule, before: Desk, after: Desk) -> str:
         limit, high, down, low, up = operation
-        return f"{high} minus {down}" if before[1] > int(limit) else f"{low} plus {up}"
+        if before[1] > int(limit):
+            return f"above {limit} yes {high} minus {down} ="
+        return f"above {limit} no {low} plus {up} ="
 
     def show(self, state: Desk) -> str:
         return str(state[1])

@@ -47,7 +47,7 @@ class Ledger(Family):
         return _clip(state[0] + operation[0]), _clip(state[1] + operation[1])
 
     def explain(self, operation: Booking, before: Balances, after: Balances) -> str:
-        return operation[2]
+        return f"{operation[2]} ="
 
     def show(self, state: Balances) -> str:
         return f"{state[0]} {state[1]}"

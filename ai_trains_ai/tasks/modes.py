@@ -4,10 +4,10 @@ A base that only ever saw worked solutions would leave reinforcement learning no
 never saw any would give it nothing to find. So every family's text holds four ways of answering, which begin
 differently, as people's do:
 
-    careful   "Steps 1: … = …. 2: … Answer: …"         each step worked; right almost always
-    sloppy    "Roughly 1: … = …. Answer: …"  each step may slip, and the slip is carried on
-    early     "Quick 1: … = …. Answer: …"      stops after some of the steps and answers with what it has
-    hasty     "Answer: …"                      no working: a step or two in the head, a guess beyond that
+    careful   "Steps 0: …. 1: … = …. Answer: …"    each step worked; right almost always
+    sloppy    "Roughly 0: …. 1: … = …. Answer: …"  each step may slip, and the slip is carried on
+    early     "Quick 0: …. 1: … = …. Answer: …"    stops after some steps and answers with what it has
+    hasty     "Answer: …"                          no working: right for a step or two, a guess beyond
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from ai_trains_ai.types import Task
 Mode = Literal["careful", "sloppy", "early", "hasty"]
 MODES: tuple[Mode, ...] = ("careful", "sloppy", "early", "hasty")
 START: dict[Mode, str] = {
-    "careful": "Steps 1:",
-    "sloppy": "Roughly 1:",
-    "early": "Quick 1:",
+    "careful": "Steps 0:",
+    "sloppy": "Roughly 0:",
+    "early": "Quick 0:",
     "hasty": "Answer:",
 }
 SLOPPY_SLIP = 0.4
@@ -39,4 +39,4 @@ def write(family: Family, task: Task, mode: Mode, rng: random.Random, *, careful
     slip = {"careful": careful_slip, "sloppy": SLOPPY_SLIP, "early": 0.0}[mode]
     stop_after = rng.randint(1, max(1, task.level - 1)) if mode == "early" else None
     text = write_up(*family.work(task.prompt, rng, slip=slip, stop_after=stop_after))
-    return text.replace("Steps 1:", START[mode], 1)
+    return text.replace("Steps 0:", START[mode], 1)

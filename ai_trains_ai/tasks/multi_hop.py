@@ -37,7 +37,7 @@ class MultiHop(Family):
         return found
 
     def explain(self, operation: str, before: str, after: str) -> str:
-        return operation
+        return f"{before}'s {operation} is"
 
     def show(self, state: str) -> str:
         return state

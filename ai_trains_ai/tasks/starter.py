@@ -40,7 +40,7 @@ def answer_of(reply):
 
 
 def share_of_steps(reply, steps):
-    written = [part.strip() for part in re.findall(r"= ([^.]*)\\.", reply)]
+    written = [part.strip() for part in re.findall(r"(?:=|is) ([^.]*)\\.", reply)]
     return sum(a == b for a, b in zip(written, steps)) / len(steps)
 
 

@@ -37,7 +37,7 @@ class StringPipeline(Family):
         return d + b + c + a
 
     def explain(self, operation: str, before: str, after: str) -> str:
-        return operation
+        return f"{operation} ="
 
     def show(self, state: str) -> str:
         return " ".join(state)

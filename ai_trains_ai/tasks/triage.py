@@ -9,7 +9,7 @@ from ai_trains_ai.tasks.base import Family
 from ai_trains_ai.tasks.generators import triage as generator
 
 _START = re.compile(r"Incident at (\w+), severity (\d+)\.")
-_NEED = re.compile(r"(\w+) needs (\w+), plus (\d+)\.")
+_NEED = re.compile(r"(\w+) needs (\w+) plus (\d+)\.")
 _OWNER = re.compile(r"(\w+) owner (\w+)\.")
 _DEPTH = re.compile(r"Follow the needs for (\d+) steps")
 
@@ -44,15 +44,20 @@ class Triage(Family):
         return cause, min(9, state[1] + plus)
 
     def explain(self, operation: None, before: Cause, after: Cause) -> str:
-        return f"{after[0]} plus {after[1] - before[1]}"
+        return f"{before[0]} needs {after[0]} plus {after[1] - before[1]} ="
+
+    def opening(self, state: Cause) -> str:
+        return f"{state[0]} {state[1]}"
 
     def show(self, state: Cause) -> str:
         return str(state[1])
 
     def conclude(self, state: Cause, context: Context) -> str:
         _, owners = context
-        owner = owners.get(state[0]) or sorted(owners.values())[state[1] % len(owners)]
-        return f"{'page' if state[1] > 5 else 'email'} {owner}"
+        return f"{'page' if state[1] > 5 else 'email'} {_owner(state[0], owners)}"
+
+    def closing(self, state: Cause, context: Context) -> list[str]:
+        return [f"{state[0]} owner {_owner(state[0], context[1])}"]
 
     def random_state(self, rng: random.Random, context: Context) -> Cause:
         needs, owners = context
@@ -60,3 +65,8 @@ class Triage(Family):
 
     def slip(self, state: Cause, rng: random.Random, context: Context) -> Cause:
         return state[0], rng.randrange(10)
+
+
+def _owner(service: str, owners: dict[str, str]) -> str:
+    """The owner in the facts; where only a slip could ask for one, somebody's."""
+    return owners.get(service) or min(owners.values())

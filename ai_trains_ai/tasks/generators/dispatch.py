@@ -17,7 +17,7 @@ def make(rng: random.Random, level: int) -> tuple[str, str, list[str]]:
         limit = rng.randint(2, 6)
         high, low = rng.sample(DESKS, 2)
         down, up = rng.randint(0, limit + 1), rng.randint(0, 9 - limit)
-        parts.append(f"{k}: above {limit}, {high} minus {down}, else {low} plus {up}.")
+        parts.append(f"{k}: above {limit} {high} minus {down}, else {low} plus {up}.")
         desk, urgency = (high, urgency - down) if urgency > limit else (low, urgency + up)
         steps.append(str(urgency))
     parts.append('End with "Answer:", the desk and the urgency.')

@@ -18,9 +18,9 @@ def make(rng: random.Random, level: int) -> tuple[str, str, list[str]]:
     for service, cause in zip(chain[:-1], chain[1:], strict=True):
         plus = rng.randint(0, min(3, 9 - severity))
         severity += plus
-        needs.append(f"{service} needs {cause}, plus {plus}.")
+        needs.append(f"{service} needs {cause} plus {plus}.")
         steps.append(str(severity))
-    needs.append(f"{others[0]} needs {others[1]}, plus {rng.randint(0, 3)}.")
+    needs.append(f"{others[0]} needs {others[1]} plus {rng.randint(0, 3)}.")
     owner, *rest = rng.sample(NAMES, 3)
     owners = [f"{chain[-1]} owner {owner}.", f"{chain[0]} owner {rest[0]}.", f"{others[1]} owner {rest[1]}."]
     rng.shuffle(needs)
