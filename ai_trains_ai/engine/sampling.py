@@ -141,5 +141,9 @@ def _invert(probs_B_V: Tensor, uniforms_B_1: Tensor) -> Tensor:
 
 
 def _first_above(cumulative_B_K: Tensor, uniforms_B_1: Tensor) -> Tensor:
-    """Index of the first entry above uniform × total. It exists, since uniforms end at 1 - 2^-24."""
-    return torch.searchsorted(cumulative_B_K, uniforms_B_1 * cumulative_B_K[:, -1:], right=True)
+    """Index of the first entry above uniform × total. It exists, since uniforms end at 1 - 2^-24.
+
+    Only NaN has none: its row gets the last index, and so a log-probability of NaN, which the caller can see.
+    """
+    found = torch.searchsorted(cumulative_B_K, uniforms_B_1 * cumulative_B_K[:, -1:], right=True)
+    return found.clamp_(max=cumulative_B_K.shape[-1] - 1)
