@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from ai_trains_ai.seeds import derive
 from ai_trains_ai.types import EnvTask, RewardSource, Rollout
 
 MAX_SEQUENCES = 512
-"""Sequences sampled at once: more gains no speed on a CPU and costs cache memory. Part of what a seed means."""
+"""Sequences sampled at once: more gains no speed on a CPU and costs memory. Part of what a seed means."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,9 @@ class PromptQueue:
         self, tasks: Sequence[EnvTask], tokenizer: Tokenizer, *, length_limit: int, seed: int
     ) -> None:
         if not tasks:
-            raise AgentError("tasks", "the environment offers no tasks", "return at least one task from load()")
+            raise AgentError(
+                "tasks", "the environment offers no tasks", "return at least one task from load()"
+            )
         self._tasks = tasks
         self._tokenizer = tokenizer
         self._length_limit = length_limit
@@ -96,6 +99,7 @@ def sample_groups(
     """`group_size` completions of each prompt, cut where prompt and completion reach `length_limit` tokens.
 
     Cutting a sampled completion gives exactly what sampling under a smaller limit would have given.
+    Raises AgentError("diverged") when the model's probabilities are not finite.
     """
     sampling = config.orchestrator.train.sampling
     group_size = config.orchestrator.group_size
@@ -117,6 +121,12 @@ def sample_groups(
             seed=derive(seed, "sample", start),
         )
         sampled += [[_cut(c, room) for c in group] for group, room in zip(groups, rooms, strict=True)]
+    if not all(math.isfinite(logprob) for group in sampled for c in group for logprob in c.logprobs):
+        raise AgentError(
+            "diverged",
+            "the model no longer gives finite probabilities: training has thrown its weights away",
+            "lower trainer.optim.lr in [prime_rl], and keep trainer.optim.max_norm",
+        )
     return sampled
 
 

@@ -3,9 +3,9 @@
     draw tasks ─> sample a group for each ─> score in the job's environment ─> group-relative advantages
        ─> one optimizer step on prime-rl's loss ─> next step samples from the updated weights
 
-One batch, one update: the weights that sampled a batch are the weights that it updates, so ratios are 1 but for
-the numerical difference between sampling and training, which every step records as `sampler_kl`. The run is a
-function of (weights, tasks, rewards, config, seed); time enters nowhere but in the records and the time limit.
+One batch, one update: the weights that sampled a batch are the weights that it updates, so ratios are 1 but
+for the numerical difference between sampling and training, which every step records as `sampler_kl`. The run
+is a function of (weights, tasks, rewards, config, seed); time enters only the records and the time limit.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from ai_trains_ai.types import InnerStep, RewardSource, Rollout, TrainingRun
 
 QUIET_STEPS = 3
 QUIET_GROUPS = 24
-"""Training ends early after this many steps, and groups in them, without a single difference in reward. Groups
-are counted because one group of two is often equal by chance; 24 in a row never are while there is a signal."""
+"""Training ends early after this many steps, and groups in them, without a single difference in reward.
+Groups are counted because one group of two is often equal by chance; 24 in a row are not."""
 KEPT_STEPS = 32
 """About this many steps, evenly spread, keep their best and worst rollout for inspection."""
 
@@ -52,7 +52,7 @@ def train(
     """Train `model` in place and write the result to the folder `out`, replacing what an earlier try left.
 
     on_step is called after each step. The tokenizer's files are copied from `tokenizer_folder`.
-    Raises AgentError when the job is at fault: whatever `rewards` reports, "diverged", "seq_len", "time_limit".
+    Raises AgentError when the job is at fault: what `rewards` reports, "diverged", "seq_len", "time_limit".
     A job whose rewards never differ is no failure: it ends early with unchanged weights, and says so.
     """
     started = time.monotonic()
@@ -113,8 +113,8 @@ class QuietWatch:
         self.groups += step.groups
         if self.steps >= QUIET_STEPS and self.groups >= QUIET_GROUPS:
             self.reason = (
-                f"no signal: in each of the last {self.groups} groups ({self.steps} steps) all rewards were equal, "
-                f"{step.inner_reward:g} on average in the last; nothing can be learned from them"
+                f"no signal: in each of the last {self.groups} groups ({self.steps} steps) all rewards were "
+                f"equal, {step.inner_reward:g} on average in the last step; nothing can be learned from them"
             )
 
 

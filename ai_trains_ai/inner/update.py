@@ -17,7 +17,7 @@ from ai_trains_ai.errors import AgentError
 from ai_trains_ai.inner.rollouts import RolloutGroup
 
 NEGLIGIBLE = 1e-9
-"""Rollouts with a smaller advantage are left out of the update, as prime-rl leaves out those of exactly zero."""
+"""Rollouts with a smaller advantage are left out of the update, as prime-rl leaves out those of zero."""
 ROWS_AT_ONCE = 32_768
 """Token rows of one forward and backward pass. Memory, not speed, is what bounds it."""
 

@@ -136,7 +136,7 @@ class Workshop:
         return {"training": wire.encode_training(run)}
 
     def _sample(self, arguments: Arguments, _emit: Emit) -> Mapping[str, Any]:
-        """Completions as text, `MAX_SEQUENCES` at a time: the cut into batches is part of what a seed means."""
+        """Completions as text, `MAX_SEQUENCES` at a time: how they are cut is part of what a seed means."""
         source = self._model(arguments["model"])
         samples, prompts = arguments["samples"], arguments["prompts"]
         params = SamplingParams(

@@ -138,16 +138,16 @@ DRIVER = """
 import sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
-import test_worker
+from test_worker import LIMITS, job
 from ai_trains_ai.inner.client import Worker
 worker = Worker.start(bases={{"tiny": Path({base!r})}})
 on_step = lambda step: print(worker.pid, step.step, flush=True)
-worker.train(test_worker.job(steps=500), seed=0, out=Path({out!r}), limits=test_worker.LIMITS, on_step=on_step)
+worker.train(job(steps=500), seed=0, out=Path({out!r}), limits=LIMITS, on_step=on_step)
 """
 
 
 def test_a_killed_driver_leaves_no_process(base: Path, tmp_path: Path) -> None:
-    """kill -9 of the orchestrating process in mid-job: its worker and the job's environment end by themselves."""
+    """kill -9 of the orchestrating process in mid-job: worker and environment end by themselves."""
     code = DRIVER.format(tests=str(Path(__file__).parent), base=str(base), out=str(tmp_path / "out"))
     driver = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert driver.stdout is not None

@@ -66,22 +66,21 @@ def run(
     settings: PrimeRlConfig,
     reward: Callable[[EnvTask, str], float] | FakeRewards = share_of_e,
     *,
+    model: Model | None = None,
     seed: int = 0,
     on_step: Callable[[InnerStep], None] = lambda _step: None,
-    **options: float,
+    seconds_limit: float = math.inf,
 ) -> TrainingRun:
-    rewards = reward if isinstance(reward, FakeRewards) else FakeRewards(PROMPTS, reward)
-    tokenizer = Tokenizer.from_folder(base)
     return train(
-        load_model(base),
-        tokenizer,
-        rewards,
+        model or load_model(base),
+        Tokenizer.from_folder(base),
+        reward if isinstance(reward, FakeRewards) else FakeRewards(PROMPTS, reward),
         settings,
         seed=seed,
         out=out,
         on_step=on_step,
         tokenizer_folder=base,
-        **options,
+        seconds_limit=seconds_limit,
     )
 
 
@@ -92,7 +91,9 @@ def test_it_learns(base: Path, tmp_path: Path) -> None:
     assert result.steps[0].inner_reward < 0.1
     assert result.steps[-1].inner_reward > 0.6
     assert result.steps[-1].entropy < 0.7 * result.steps[0].entropy
-    assert max(step.sampler_kl for step in result.steps) < 1e-8, "one update a batch: p and q differ by rounding"
+    assert max(step.sampler_kl for step in result.steps) < 1e-8, (
+        "one update a batch: p and q differ by rounding"
+    )
     assert result.early_stop is None
     assert result.tokens == sum(step.tokens for step in result.steps)
 
@@ -294,14 +295,25 @@ def test_the_schedule_and_max_norm_are_applied(base: Path, tmp_path: Path) -> No
     assert lrs[3] < 0.01
 
 
-def test_weights_that_are_not_finite_are_the_jobs_fault(base: Path, tmp_path: Path) -> None:
-    """A learning rate that throws the weights away ends as "diverged", in the step that shows it."""
-    settings = config(max_steps=50, trainer__optim={"type": "sgd", "lr": 1.0, "max_norm": None})
-    with pytest.raises(AgentError) as caught:
-        run(base, tmp_path / "out", settings, lambda task, text: 100.0 * share_of_e(task, text))
+def test_a_loss_that_is_not_finite_is_the_jobs_fault(base: Path, tmp_path: Path) -> None:
+    """ "diverged", in the step that shows it, with what to do; the step is not applied or recorded."""
+    steps: list[InnerStep] = []
+    huge = FakeRewards(PROMPTS, lambda _task, text: 1e38 * len(text))
+    with pytest.raises(AgentError, match=r"in step 0 the loss is") as caught:
+        run(base, tmp_path / "out", config(), huge, on_step=steps.append)
     assert caught.value.check == "diverged"
     assert "lr" in caught.value.fix
+    assert steps == []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_weights_that_are_not_finite_are_the_jobs_fault(base: Path, tmp_path: Path) -> None:
+    model = load_model(base)
+    with torch.no_grad():
+        model.norm.weight.fill_(torch.nan)
+    with pytest.raises(AgentError, match="finite probabilities") as caught:
+        run(base, tmp_path / "out", config(), model=model)
+    assert caught.value.check == "diverged"
 
 
 def test_the_time_limit_is_the_jobs_fault(base: Path, tmp_path: Path) -> None:
@@ -330,9 +342,5 @@ def test_kept_rollouts_are_the_best_and_the_worst_of_some_steps(base: Path, tmp_
 
 def test_the_model_given_is_the_model_trained(base: Path, tmp_path: Path) -> None:
     model = load_model(base)
-    assert isinstance(model, Model)
-    rewards = FakeRewards(PROMPTS, share_of_e)
-    tokenizer = Tokenizer.from_folder(base)
-    options = {"seed": 0, "out": tmp_path / "out", "on_step": lambda _: None, "tokenizer_folder": base}
-    result = train(model, tokenizer, rewards, config(), **options)  # type: ignore[arg-type]
+    result = run(base, tmp_path / "out", config(), model=model)
     assert weights_sha256(model) == result.weights_sha256
