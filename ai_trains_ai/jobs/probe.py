@@ -170,11 +170,8 @@ def _rewards(job: Job, host: EnvHost, family: Family | None, limits: JobLimits) 
     elif odd:
         fix = "return a number for every text, also an empty or cut one"
         findings.append(Finding("reward_error", f"a reward raises on an odd text: {odd}", fix, "warning"))
-    if len({result.total for result in scored}) == 1 and not raised:
-        message = f"every completion gets the reward {scored[0].total:g}: nothing can be learned"
-        findings.append(Finding("reward_constant", message, "let the reward depend on the reply", "warning"))
-    elif good:
-        findings += _preference(scored[: len(good)])
+    if good and not raised:  # else there is nothing to compare: an exact reward gives junk 0 throughout
+        findings += _constant(scored) or _preference(scored[: len(good)])
     seconds = host.stats.seconds / len(scored) * job.prime_rl["orchestrator"]["batch_size"]
     if seconds > limits.score_seconds:
         message = (
@@ -182,6 +179,13 @@ def _rewards(job: Job, host: EnvHost, family: Family | None, limits: JobLimits) 
         )
         findings.append(Finding("time", message, "make the reward functions faster"))
     return findings
+
+
+def _constant(scored: Sequence[Scored]) -> list[Finding]:
+    if len({result.total for result in scored}) > 1:
+        return []
+    message = f"every completion gets the reward {scored[0].total:g}: nothing can be learned"
+    return [Finding("reward_constant", message, "let the reward depend on the reply", "warning")]
 
 
 def _preference(scored: Sequence[Scored]) -> list[Finding]:
@@ -214,10 +218,11 @@ def _answers(family: Family, prompt: str) -> tuple[str, str, str] | None:
         if solution is None:
             return None
         answer, steps = solution
-        for _ in range(_GUESSES):
-            guess = family.guess(prompt, rng)
-            if normalise(guess) != normalise(answer):
-                return write_up(steps, answer), f"Answer: {guess}", write_up(steps, guess)
+        guesses = [family.guess(prompt, rng) for _ in range(_GUESSES)]
+        wrong = [guess for guess in guesses if normalise(guess) != normalise(answer)]
+        if not wrong:
+            return None
+        nearest_in_length = min(wrong, key=lambda guess: abs(len(guess) - len(answer)))
+        return write_up(steps, answer), f"Answer: {nearest_in_length}", write_up(steps, nearest_in_length)
     except Exception:  # noqa: BLE001 - see above
         return None
-    return None

@@ -63,8 +63,8 @@ class Wire:
     def request(
         self, message: Any, timeout: float, max_answer: int, extra: Callable[[], float] = lambda: 0.0
     ) -> Any:
-        """Return the answer to `message` as parsed JSON. `timeout` is in seconds, for both directions; by what
-        `extra` gives, asked anew each time, it may be passed.
+        """Return the answer to `message` as parsed JSON. `timeout` is in seconds, for both directions; it may
+        be passed by what `extra` gives, asked anew each time.
 
         Raises WireError, and OSError when the machine fails.
         """

@@ -43,8 +43,8 @@ HONEST = "return float(reply == self.data.answer)"
 
 
 def environment_py(*, head: str = "", reward: str = HONEST, load: str = "", tail: str = "") -> str:
-    """The environment's source. `head` runs at import, before everything; `load` at the start of load();
-    `reward` is the body of the only reward, over `reply` and `self.data`; `tail` runs at the end of the import.
+    """The environment's source. `head` runs at import, before all else; `load` at the start of load();
+    `reward` is the body of the only reward, over `reply` and `self.data`; `tail` ends the import.
     """
 
     def indent(text: str) -> str:
@@ -56,7 +56,7 @@ def environment_py(*, head: str = "", reward: str = HONEST, load: str = "", tail
 def sample_job(
     *, toml: str = "", files: Mapping[str, bytes] | None = None, limits: JobLimits | None = None, **parts: str
 ) -> Job:
-    """A read job with that environment; `parts` are those of `environment_py`, `toml` is added to job.toml."""
+    """A job with that environment; `parts` are those of `environment_py`, `toml` is added to job.toml."""
     text = f'family = "ledger"\nbase_model = "nano-0.2m"\n{toml}'
     given = {"job.toml": text.encode(), "environment.py": environment_py(**parts).encode(), **(files or {})}
     job, findings = load_job(given, limits or JobLimits())

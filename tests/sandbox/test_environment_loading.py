@@ -37,7 +37,7 @@ TWO = "class Other(Problems): pass\n__all__ = ['Other', 'Problems']"
         ({"load": "return None"}, "environment_load", ["NoneType"]),
         ({"load": "return ['a']"}, "environment_load", ["gave a str"]),
         (
-            {"load": "return [Problem(Data(prompt='a', answer=3))]"},
+            {"load": "Data(prompt='a', answer=3)"},
             "environment_load",
             ["must be str, not '3'"],
         ),
@@ -79,7 +79,7 @@ def test_arguments_come_from_job_toml(sandbox: Sandbox) -> None:
 
 
 def test_asyncio_works_where_a_job_uses_it(sandbox: Sandbox) -> None:
-    body = "import asyncio\nawait asyncio.sleep(0.001)\nawait asyncio.gather(asyncio.sleep(0), asyncio.sleep(0))\n"
+    body = "import asyncio\nawait asyncio.sleep(0.001)\nawait asyncio.gather(asyncio.sleep(0))\n"
     assert rewards(sample_job(reward=body + HONEST), sandbox) == HONEST_REWARDS
 
 
@@ -92,8 +92,9 @@ def test_coroutines_of_the_job_are_awaited_without_asyncio(sandbox: Sandbox) -> 
 
 def test_other_files_of_the_job_can_be_imported_and_read(sandbox: Sandbox) -> None:
     job = sample_job(
-        head="import helper\nfrom pathlib import Path\nTEXT = (Path(__file__).parent / 'data/words.txt').read_text()",
-        reward="return helper.right(reply, self.data.answer) + len(TEXT) + len(open('data/words.txt').read())",
+        head="import helper, os\nTEXT = open(os.path.dirname(__file__) + '/data/words.txt').read()",
+        reward="text = open('data/words.txt').read()\n"
+        "return helper.right(reply, self.data.answer) + len(TEXT) + len(text)",
         files={"helper.py": b"def right(a, b):\n    return float(a == b)\n", "data/words.txt": b"abc"},
     )
     assert rewards(job, sandbox) == [7.0, 6.0, 7.0, 6.0]
@@ -102,7 +103,7 @@ def test_other_files_of_the_job_can_be_imported_and_read(sandbox: Sandbox) -> No
 def test_a_jobs_file_never_hides_the_standard_library(sandbox: Sandbox) -> None:
     job = sample_job(
         head="import random, json, textwrap",
-        reward="return float(hasattr(json, 'dumps') and hasattr(random, 'shuffle') and hasattr(textwrap, 'wrap'))",
+        reward="return float(callable(json.dumps) and callable(random.shuffle) and callable(textwrap.wrap))",
         files={"random.py": b"", "json.py": b"", "asyncio.py": b"", "textwrap.py": b"", "env_child.py": b""},
     )
     assert rewards(job, sandbox) == [1.0] * 4
@@ -115,7 +116,8 @@ def test_start_up_costs_well_under_half_a_second_of_processor_time(tmp_path: Pat
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content)
     hello = b'{"key": "00"}'
-    load = b'{"op":"load","arguments":{},"limits":{"max_tasks":999,"max_prompt_chars":999,"max_total_chars":99999}}'
+    limits = b'{"max_tasks":999,"max_prompt_chars":999,"max_total_chars":99999}'
+    load = b'{"op":"load","arguments":{},"limits":' + limits + b"}"
     requests = b"".join(len(body).to_bytes(4, "big") + body for body in (hello, load))
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(

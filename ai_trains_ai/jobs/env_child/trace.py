@@ -6,6 +6,7 @@ point: a reward must be a plain int or float (the library also takes what `float
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ from .data import Record
 from .task import AssistantMessage, State, SystemMessage, Task, UserMessage
 
 _COROUTINE = 0x80  # inspect.CO_COROUTINE, without the cost of importing inspect
-_BEYOND = float("inf")
+_LARGEST = sys.float_info.max
 _LIFECYCLE = ("setup", "finalize", "stage_verifier", "toolsets", "runtime_env")
 
 
@@ -92,15 +93,17 @@ class Trace:
     def record_reward(self, name: str, value: Any, weight: float = 1.0) -> None:
         if type(value) is not float and type(value) is not int:
             raise BadValue(f"`{name}` returned {_describe(value)}")
-        if not abs(value) < _BEYOND:
-            raise BadValue(
-                f"`{name}` returned {value if type(value) is float else 'an int beyond any float'}"
-            )
+        if not -_LARGEST <= value <= _LARGEST:
+            raise BadValue(f"`{name}` returned {_describe(value)}")
         self.rewards[name] = Reward(score=float(value), weight=float(weight))
 
 
 def _describe(value: object) -> str:
     kind = type(value).__name__
+    if type(value) is int and abs(value) > _LARGEST:
+        return "an int beyond any float"
+    if type(value) is float:
+        return str(value)
     return (
         kind
         if value is None or not isinstance(value, str | bool | int | float)
