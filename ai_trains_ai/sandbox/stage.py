@@ -22,6 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ai_trains_ai.sandbox.spawn import StageSpec
 
+_SIGKILL = 9
 FAILED = 125
 """The stage's own exit code when there is no job's to pass on."""
 
@@ -51,8 +52,12 @@ def _json_text(text: str) -> bytes:
 
 def become(spec: StageSpec) -> None:
     """Turn into spec["argv"] with the job's limits and user. Returns only by raising."""
+    from ai_trains_ai.sandbox import prctl  # now: later we may be a user who cannot read this package
+
     limit(spec)
     change_user(spec)
+    # bwrap asks for this too, but whoever died before it did so would be missed.
+    prctl.prctl(prctl.SET_PDEATHSIG, _SIGKILL)
     if os.getppid() != spec["launcher"]:
         raise ProcessLookupError("whoever started this sandbox is gone")
     os.execve(spec["argv"][0], spec["argv"], spec["environment"])

@@ -1,4 +1,4 @@
-"""Every attack runs against every level that this machine has: as the user we are, and from root as another."""
+"""Every attack runs against every level of this machine, as the user we are and, if root, as another one."""
 
 from __future__ import annotations
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -95,6 +97,15 @@ def test_no_sandbox_only_for_those_who_ask(monkeypatch):
     assert "unsafe" not in LEVELS
     with pytest.raises(UsageError, match="bubblewrap, container, reduced"):
         pick_sandbox(only="unsafe")
+
+
+def test_the_documents_example_runs(capsys):
+    document = (Path(__file__).resolve().parents[3] / "docs" / "sandbox.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", document, re.DOTALL)
+    if all(examine(level).sandbox is None for level in LEVELS):
+        pytest.skip("no level holds on this machine")
+    exec(example, {})
+    assert capsys.readouterr().out == "b'42\\n' 0\n"
 
 
 def test_unsafe_runs_and_ends_a_job():

@@ -54,7 +54,6 @@ class Piece(ctypes.Structure):
 local = Piece(ctypes.cast(buffer, ctypes.c_void_p), 8)
 remote = Piece(facts["address"], 8)
 tell(
-    attach=syscall(trace, 16, pid, 0, 0),
     seize=syscall(trace, 0x4206, pid, 0, 0),
     vm_read=syscall(read_memory, pid, ctypes.byref(local), 1, ctypes.byref(remote), 1, 0),
     pidfd=syscall(open_pid, pid, 0),
