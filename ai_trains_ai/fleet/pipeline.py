@@ -26,7 +26,7 @@ from ai_trains_ai.rundir import RunDir, hold
 from ai_trains_ai.scoring import reward
 from ai_trains_ai.scoring.baseline import best
 from ai_trains_ai.scoring.hidden_eval import HiddenEval
-from ai_trains_ai.scoring.integrity import divergence, verify_checkpoint
+from ai_trains_ai.scoring.integrity import divergence, stopped_early, verify_checkpoint
 from ai_trains_ai.seeds import derive
 from ai_trains_ai.types import Finding, Job, ProbeResult, RunResult, TrainingRun
 
@@ -217,7 +217,7 @@ def _score(
     post = trained_score(place, hidden, training, on_event)
     seed = derive(request.seed, "intervals")
     low, high = reward.uplift_interval(post, best_pre, place.reward, seed=seed)
-    warning = divergence(training.steps, pre, post, seed=seed)
+    noticed = (stopped_early(training), divergence(training.steps, pre, post, seed=seed))
     return replace(
         result,
         outcome="completed",
@@ -227,7 +227,7 @@ def _score(
         uplift_low=low,
         uplift_high=high,
         training=training,
-        warnings=(warning,) if warning else (),
+        warnings=tuple(finding for finding in noticed if finding is not None),
         reward=reward.completed(
             post,
             best_pre,

@@ -39,6 +39,18 @@ def verify_checkpoint(training: TrainingRun, folder: Path) -> Path:
     return folder
 
 
+def stopped_early(training: TrainingRun) -> Finding | None:
+    """A warning when training ended before its last step, with the trainer's reason."""
+    if training.early_stop is None:
+        return None
+    return Finding(
+        check="early_stop",
+        message=f"training ended after {len(training.steps)} steps: {training.early_stop}",
+        fix="let the reward tell better completions of one prompt from worse ones, e.g. by partial credit",
+        severity="warning",
+    )
+
+
 def divergence(steps: Sequence[InnerStep], pre: EvalResult, post: EvalResult, *, seed: int) -> Finding | None:
     """A warning when the inner reward rose clearly and the hidden eval did not: the reward pays for
     something else.

@@ -123,6 +123,7 @@ class RunRecords:
             "weights_sha256": training.weights_sha256 if training else None,
             "training_tokens": training.tokens if training else None,
             "training_seconds": training.seconds if training else None,
+            "early_stop": training.early_stop if training else None,
             "uplift_low": result.uplift_low,
             "uplift_high": result.uplift_high,
         }
@@ -245,6 +246,7 @@ class RunRecords:
             ),
             tokens=run["training_tokens"],
             seconds=run["training_seconds"],
+            early_stop=run["early_stop"],
         )
 
     def _rows_of(self, run_id: str, table: str, order: str) -> list[sqlite3.Row]:

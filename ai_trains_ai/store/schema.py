@@ -54,6 +54,7 @@ _FIRST = (
         weights_sha256 TEXT,
         training_tokens INTEGER,
         training_seconds REAL,
+        early_stop TEXT,
         uplift_low REAL,
         uplift_high REAL,
         trusted INTEGER NOT NULL DEFAULT 1,

@@ -59,6 +59,7 @@ def results(draw: st.DrawFn) -> RunResult:
         tuple(draw(st.lists(st.builds(Rollout, count, text, text, number), max_size=3))),
         draw(count),
         draw(number),
+        draw(st.none() | text),
     )
     return RunResult(
         job_sha256="cd" * 32,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ai_trains_ai.errors import InfrastructureError
-from ai_trains_ai.scoring.integrity import divergence, verify_checkpoint
+from ai_trains_ai.scoring.integrity import divergence, stopped_early, verify_checkpoint
 from ai_trains_ai.types import EvalResult, InnerStep, TrainingRun
 
 
@@ -53,6 +54,14 @@ def test_a_pipe_in_the_folder_is_refused(folder: Path) -> None:
     os.mkfifo(folder / "pipe")
     with pytest.raises(InfrastructureError, match="no plain file"):
         verify_checkpoint(training(folder), folder)
+
+
+def test_an_early_stop_is_a_warning_with_the_trainers_reason(folder: Path) -> None:
+    assert stopped_early(training(folder)) is None
+    finding = stopped_early(replace(training(folder), early_stop="no signal: all rewards were equal"))
+    assert finding is not None
+    assert finding.severity == "warning"
+    assert "after 0 steps: no signal: all rewards were equal" in finding.message
 
 
 def step(number: int, reward: float, spread: float) -> InnerStep:
