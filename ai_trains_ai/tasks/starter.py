@@ -51,7 +51,7 @@ class Data(vf.TaskData):
 
 class Problem(vf.Task[Data]):
     @vf.stop
-    async def one_turn(self, trace):
+    async def one_turn(self, trace: vf.Trace) -> bool:
         return trace.num_turns >= 1
 
     @vf.reward(weight=1.0)
