@@ -1,8 +1,8 @@
 """BranchedAttention: causal attention of completions over their shared prompt and themselves, with its gradient.
 
-For each branch the prompt's keys are multiplied once with the queries of all its completions, and each tile's own
-keys with its own queries: no key is copied, nothing is computed across completions. Both score blocks go through
-one softmax. The gradient is written by hand because it shares work that autograd cannot see:
+For each branch the prompts' keys are multiplied once with the queries of all their completions, and each tile's
+own keys with its own queries: no key is copied, nothing is computed across completions. Both score blocks go
+through one softmax. The gradient is written by hand because it shares work that autograd cannot see:
 
     P = exp(S)                       S = q·kᵀ, the scale already in q
     o = (P·v) / l                    l = row sums of P over both blocks
@@ -10,310 +10,260 @@ one softmax. The gradient is written by hand because it shares work that autogra
     dS = P ∘ (dP − δ),  dq = dS·k,  dk = dSᵀ·q,  dv = Pᵀ·(do/l)
 
 No maximum is subtracted before exp while |q|·|k| bounds every score by SAFE_SCORE: the quotient is the same and
-a pass over the largest tensors is saved. Beyond the bound, row maxima are subtracted as usual.
-
-Heads are laid out as (kv head, sequence, time × queries per kv head): grouped queries are extra rows. Rotary
-pairs are adjacent (`fused.py` permutes the projection's rows), so rotation is one complex product that writes
-straight into this layout.
+passes over the largest tensors are saved. Beyond the bound, row maxima are subtracted as usual. Masks are zeros
+multiplied in after exp: the exponential of −inf, or of what ends below the normal numbers, is 10 to 100 times
+slower on a CPU than that of an ordinary number. `heads.py` says where everything lies.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ai_trains_ai.engine.layout import Branch, Layout, Segment
+from ai_trains_ai.engine.heads import Geometry, HeadLayout, Part
+from ai_trains_ai.engine.layout import Layout, Segment
 
 SAFE_SCORE = 30.0
-CELLS = 1 << 18
-"""Scores computed at a time (all heads): 1 MB in float32, so a block stays in a core's second-level cache."""
+LEAST_SCORE = -80.0
+"""Scores this far below their row's maximum count as this far: e^−80 is still a normal number."""
 
 
-@dataclass(frozen=True, slots=True)
-class Geometry:
-    """Head counts: `kv` key-value heads, `shared` query heads for each, `dim` elements a head."""
+class AttentionPlan:
+    """What all layers share: rotations, masks and views of a layout's segments, made on first use.
 
-    kv: int
-    shared: int
-    dim: int
+    cis: complex (positions, dim / 2), the rotation at each position.
+    keep_scores: store exponentiated scores for the backward pass instead of computing them again.
+    """
 
-    @property
-    def queries(self) -> int:
-        return self.kv * self.shared * self.dim
+    def __init__(self, layout: Layout, geometry: Geometry, cis: Tensor, *, keep_scores: bool) -> None:
+        self.layout = layout
+        self.geometry = geometry
+        self.heads = HeadLayout(layout, geometry)
+        self.gradients = HeadLayout(layout, geometry, gradients=True)
+        self.cis = cis
+        self.keep_scores = keep_scores
+        self._rotations: dict[tuple[int, bool], Tensor] = {}
+        self._causal: dict[int, Tensor] = {}
+        self._real: dict[int, Tensor] = {}
 
-    @property
-    def keys(self) -> int:
-        return self.kv * self.dim
+    def rotation(self, segment: Segment, *, back: bool = False) -> Tensor:
+        """Complex (groups or 1, 1, 1, length, 1, dim / 2)."""
+        key = (segment.start, back)
+        if key not in self._rotations:
+            same = len(set(segment.first)) == 1
+            first = torch.tensor(segment.first[:1] if same else segment.first)
+            positions = (first[:, None] + torch.arange(segment.length)).clamp_(max=self.cis.shape[0] - 1)
+            cis = self.cis[positions.to(self.cis.device)][:, None, None, :, None]
+            self._rotations[key] = cis.conj().resolve_conj() if back else cis
+        return self._rotations[key]
+
+    def real_keys(self, prefix: Segment) -> Tensor | None:
+        """(groups, 1, 1, length − shortest): 1 on a prompt's rows, 0 on its padding; None without padding."""
+        shortest = min(prefix.lengths)
+        if shortest == prefix.length:
+            return None
+        if prefix.start not in self._real:
+            real = torch.arange(shortest, prefix.length) < torch.tensor(prefix.lengths)[:, None]
+            self._real[prefix.start] = real[:, None, None].to(self.cis.device, torch.float32)
+        return self._real[prefix.start]
+
+    def causal(self, steps: int) -> Tensor:
+        """(steps × shared, steps): 1 where a query may look, 0 above."""
+        if steps not in self._causal:
+            mask = torch.ones(steps, steps, device=self.cis.device).tril_()
+            self._causal[steps] = mask.repeat_interleave(self.geometry.shared, 0)
+        return self._causal[steps]
 
 
 @dataclass(slots=True)
-class _Heads:
-    """One segment's projections: q (kv, count, T × shared, dim), k (kv, count, T, dim), v (…, dim + 1)."""
+class _Sums:
+    """Of a part, for the backward pass: 1 / l, (group, kv head, sequence, time, queries per kv head, 1), and P."""
 
-    q: Tensor | None
-    k: Tensor
-    v: Tensor
-    dk: Tensor | None = None
-    dv: Tensor | None = None
-
-
-@dataclass(slots=True)
-class _Block:
-    """A run of a segment's time steps [start, stop) and what the backward pass needs of it."""
-
-    start: int
-    stop: int
-    negative_inverse_sum: Tensor
+    inverse: Tensor
     scores: Tensor | None
-
-
-@dataclass(slots=True)
-class _Saved:
-    heads: _Heads
-    blocks: list[_Block] = field(default_factory=list)
 
 
 class BranchedAttention:
     """One layer's attention over a layout; `forward` once, then `backward` once.
 
-    cis: complex (positions, dim / 2), the rotation at each position.
-    keep_scores: store the exponentiated scores for the backward pass instead of computing them again.
+    last: nobody reads what the prompts' rows attend to.
     """
 
-    def __init__(self, geometry: Geometry, layout: Layout, cis: Tensor, *, keep_scores: bool, last: bool) -> None:
-        self.geometry = geometry
-        self.layout = layout
-        self.cis = cis
-        self.keep_scores = keep_scores
+    def __init__(self, plan: AttentionPlan, *, last: bool) -> None:
+        self.plan = plan
+        self.geometry = plan.geometry
         self.last = last
-        """In the last layer nobody reads what the prompts' rows attend to."""
-        self.saved: dict[int, _Saved] = {}
         self.stabilise = True
+        self.heads = torch.empty(0)
+        self.sums: dict[int, list[_Sums]] = {}
 
-    def forward(self, qkv_R: Tensor, out_R: Tensor) -> None:
-        """Attend. qkv_R: (R, queries + 2 keys) with q scaled, unrotated; out_R: (R or M, queries), written."""
+    def forward(self, qkv_R: Tensor, *, keep: bool) -> Tensor:
+        """Attend. qkv_R: (R, queries + 2 keys), q scaled, unrotated, contiguous.
+
+        Returns (R, queries), or in the last layer the predicting rows: (M, queries).
+        """
+        plan = self.plan
         self.stabilise = not self._scores_are_safe(qkv_R)
-        for branch in self.layout.branches:
-            prefix = None
+        self.heads = plan.heads.new_buffer(qkv_R)
+        out_R = qkv_R.new_empty(plan.layout.predicting if self.last else qkv_R.shape[0], self.geometry.queries)
+        for branch in plan.layout.branches:
             if branch.prefix is not None:
-                prefix = self._split(branch.prefix, qkv_R, with_queries=not self.last)
-                self._attend(branch.prefix, prefix, None, out_R)
+                self._split(branch.prefix, qkv_R)
+                if not self.last:
+                    self._attend(branch.prefix, None, out_R, keep=keep)
             for tile in branch.tiles:
-                self._attend(tile, self._split(tile, qkv_R), prefix, out_R)
+                self._split(tile, qkv_R)
+                self._attend(tile, branch.prefix, out_R, keep=keep)
+        return out_R
 
-    def backward(self, dout_R: Tensor, out_R: Tensor, dqkv_R: Tensor) -> None:
-        """From the gradient of `out_R` to that of `qkv_R`, written to dqkv_R (all of it)."""
-        geometry = self.geometry
-        products = (dout_R * out_R).view(out_R.shape[0], -1, geometry.dim)
-        delta_R = products.sum(-1)
-        for branch in self.layout.branches:
+    def backward(self, dout_R: Tensor, out_R: Tensor) -> Tensor:
+        """From the gradient of `forward`'s result to that of qkv_R."""
+        plan, g = self.plan, self.geometry
+        delta_R = (dout_R * out_R).view(out_R.shape[0], -1, g.dim).sum(-1).neg_()
+        dqkv_R = dout_R.new_empty(plan.layout.tokens_R.shape[0], g.width)
+        dheads = dout_R.new_zeros(plan.gradients.size)
+        for branch in plan.layout.branches:
             for tile in branch.tiles:
-                self._differentiate(tile, branch, dout_R, delta_R, dqkv_R)
+                self._differentiate(tile, branch.prefix, dout_R, delta_R, dheads)
+                self._unsplit(tile, dheads, dqkv_R)
             if branch.prefix is not None:
-                self._differentiate(branch.prefix, branch, dout_R, delta_R, dqkv_R)
+                if not self.last:
+                    self._differentiate(branch.prefix, None, dout_R, delta_R, dheads)
+                self._unsplit(branch.prefix, dheads, dqkv_R)
+        self.heads = torch.empty(0)
+        return dqkv_R
 
     def _scores_are_safe(self, qkv_R: Tensor) -> bool:
         """Whether max |q| · max |k| bounds every score by SAFE_SCORE. Reads back a number: CPU only."""
         if qkv_R.device.type != "cpu":
             return False
-        geometry = self.geometry
-        heads = qkv_R[:, : geometry.queries + geometry.keys].view(qkv_R.shape[0], -1, geometry.dim)
-        norms = torch.linalg.vector_norm(heads, dim=-1)
-        queries = geometry.kv * geometry.shared
-        return float(norms[:, :queries].max() * norms[:, queries:].max()) <= SAFE_SCORE
-
-    def _split(self, segment: Segment, qkv_R: Tensor, *, with_queries: bool = True) -> _Heads:
-        """Rotate and regroup a segment's rows by head."""
         g = self.geometry
-        count, length = segment.count, segment.length
-        rows = qkv_R[segment.rows].view(count, length, -1)
-        cis = self.cis[segment.position : segment.position + length]
-        q = None
-        if with_queries:
-            q = rows.new_empty(g.kv, count, length * g.shared, g.dim)
-            torch.mul(
-                _pairs(rows[..., : g.queries].view(count, length, g.kv, g.shared, g.dim)),
-                cis[:, None, None],
-                out=_pairs(q.view(g.kv, count, length, g.shared, g.dim)).permute(1, 2, 0, 3, 4),
-            )
-        k = rows.new_empty(g.kv, count, length, g.dim)
-        keys = rows[..., g.queries : g.queries + g.keys].view(count, length, g.kv, g.dim)
-        torch.mul(_pairs(keys), cis[:, None], out=_pairs(k).permute(1, 2, 0, 3))
-        v = rows.new_empty(g.kv, count, length, g.dim + 1)
-        v[..., g.dim] = 1.0
-        v[..., : g.dim] = rows[..., g.queries + g.keys :].view(count, length, g.kv, g.dim).permute(2, 0, 1, 3)
-        heads = _Heads(q, k, v)
-        self.saved[segment.start] = _Saved(heads)
-        return heads
+        heads = qkv_R[:, : g.queries + g.keys].view(qkv_R.shape[0], -1, g.dim)
+        largest = torch.linalg.vector_norm(heads, dim=-1).amax(0).tolist()
+        return max(largest[: g.kv * g.shared]) * max(largest[g.kv * g.shared :]) <= SAFE_SCORE
 
-    def _attend(self, segment: Segment, own: _Heads, prefix: _Heads | None, out_R: Tensor) -> None:
-        if own.q is None:
-            return
-        g = self.geometry
-        out = out_R[segment.rows].view(segment.count, segment.length, g.kv, g.shared, g.dim)
-        out = out.permute(2, 0, 1, 3, 4)
-        for start, stop in self._runs(segment, prefix):
-            q_all, q_own = _queries(own.q, g.shared, start, stop, segment)
-            buffer, first, second = self._exponentials(segment, own, prefix, start, stop)
-            sums = second.sum(-1).view(g.kv, segment.count, stop - start, g.shared, 1)
-            mixed = torch.bmm(second, own.v.flatten(0, 1)[:, :stop, : g.dim])
-            if prefix is not None and first is not None:
+    def _split(self, segment: Segment, qkv_R: Tensor) -> None:
+        """Rotate a segment's rows and regroup them by head."""
+        views = self.plan.heads.segments[segment.start]
+        cis = self.plan.rotation(segment)
+        rows, heads = torch.view_as_complex(qkv_R.view(-1, 2)), torch.view_as_complex(self.heads.view(-1, 2))
+        torch.mul(views.q_rows.pairs.of(rows), cis, out=views.q.pairs.of(heads))
+        torch.mul(views.k_rows.pairs.of(rows), cis, out=views.k.pairs.of(heads))
+        views.v.of(self.heads).copy_(views.v_rows.of(qkv_R))
+
+    def _unsplit(self, segment: Segment, dheads: Tensor, dqkv_R: Tensor) -> None:
+        """Gradients by head back to rows."""
+        views = self.plan.gradients.segments[segment.start]
+        cis = self.plan.rotation(segment, back=True)
+        rows, heads = torch.view_as_complex(dqkv_R.view(-1, 2)), torch.view_as_complex(dheads.view(-1, 2))
+        torch.mul(views.q.pairs.of(heads), cis, out=views.q_rows.pairs.of(rows))
+        torch.mul(views.k.pairs.of(heads), cis, out=views.k_rows.pairs.of(rows))
+        views.v_rows.of(dqkv_R).copy_(views.v.of(dheads))
+
+    def _attend(self, segment: Segment, prefix: Segment | None, out_R: Tensor, *, keep: bool) -> None:
+        kept = []
+        for part in self.plan.heads.segments[segment.start].parts:
+            buffer, first, second = self._exponentials(part, prefix)
+            sums = second.sum(-1)
+            mixed = torch.bmm(second, part.own.v.of(self.heads))
+            if part.prompt is not None:
                 sums += first.sum(-1).view(sums.shape)
-                mixed = mixed.view(q_all.shape)
-                mixed.baddbmm_(first, prefix.v[:, 0, :, : g.dim])
-            inverse = sums.reciprocal_()
-            torch.mul(mixed.view(out[:, :, start:stop].shape), inverse, out=out[:, :, start:stop])
-            kept = buffer if self.keep_scores else None
-            self.saved[segment.start].blocks.append(_Block(start, stop, inverse.neg_(), kept))
+                mixed.view(*first.shape[:2], -1).baddbmm_(first, part.prompt.v.of(self.heads))
+            inverse = sums.reciprocal_().view(part.sums.size)
+            torch.mul(mixed.view(part.rows.size), inverse, out=part.rows.of(out_R))
+            kept.append(_Sums(inverse, buffer if self.plan.keep_scores else None))
+        if keep:
+            self.sums[segment.start] = kept
 
-    def _runs(self, segment: Segment, prefix: _Heads | None) -> list[tuple[int, int]]:
-        """Time steps to do at once: all of them, or a few when one sequence alone has too many scores."""
-        g = self.geometry
-        keys = segment.length + (prefix.k.shape[2] if prefix is not None else 0)
-        at_once = max(32, CELLS // (g.kv * g.shared * keys))
-        if segment.count > 1 or segment.length <= at_once:
-            return [(0, segment.length)]
-        return [(s, min(s + at_once, segment.length)) for s in range(0, segment.length, at_once)]
-
-    def _exponentials(
-        self, segment: Segment, own: _Heads, prefix: _Heads | None, start: int, stop: int
-    ) -> tuple[Tensor, Tensor | None, Tensor]:
-        """exp(scores) of time steps [start, stop): one buffer, and its views over prompt keys and own keys."""
-        assert own.q is not None
-        g = self.geometry
-        q_all, q_own = _queries(own.q, g.shared, start, stop, segment)
-        rows = segment.count * (stop - start) * g.shared
-        before = prefix.k.shape[2] if prefix is not None else 0
-        split = g.kv * rows * before
-        buffer = q_all.new_empty(split + g.kv * rows * stop)
-        second = buffer[split:].view(g.kv * segment.count, -1, stop)
-        torch.bmm(q_own, own.k.flatten(0, 1)[:, :stop].transpose(1, 2), out=second)
-        second[:, :, start:] += _causal_mask(stop - start, g.shared, buffer)
-        first = None
-        if prefix is not None:
-            first = buffer[:split].view(g.kv, rows, before)
-            torch.bmm(q_all, prefix.k[:, 0].transpose(1, 2), out=first)
+    def _exponentials(self, part: Part, prefix: Segment | None) -> tuple[Tensor, Tensor, Tensor]:
+        """exp(scores) of a part: one buffer, and its views (lanes, rows, keys) over prompt keys and own keys."""
+        heads = self.heads
+        buffer, first, second = _score_views(part, heads)
+        torch.bmm(part.q_own.of(heads), part.own.k_transposed.of(heads), out=second)
+        if part.prompt is not None:
+            torch.bmm(part.q_prompt.of(heads), part.prompt.k_transposed.of(heads), out=first)
+        causal = self.plan.causal(part.stop - part.start)
+        newest = second if part.start == 0 else second[..., part.start :]
+        real = None if prefix is None else self.plan.real_keys(prefix)
+        padded = first
+        if real is not None:
+            real = real[part.groups]
+            padded = first.view(real.shape[0], -1, *first.shape[1:])[..., -real.shape[-1] :]
         if self.stabilise:
-            top = second.amax(-1, keepdim=True)
-            if first is not None:
-                top = torch.maximum(top, first.amax(-1, keepdim=True).view(top.shape))
-                first -= top.view(g.kv, rows, 1)
-            second -= top
+            newest.masked_fill_(causal == 0.0, float("-inf"))
+            if real is not None:
+                padded.masked_fill_(real == 0.0, float("-inf"))
+            _subtract_maxima(first, second)
         buffer.exp_()
+        newest *= causal
+        if real is not None:
+            padded *= real
         return buffer, first, second
 
     def _differentiate(
-        self, segment: Segment, branch: Branch, dout_R: Tensor, delta_R: Tensor, dqkv_R: Tensor
+        self, segment: Segment, prefix: Segment | None, dout_R: Tensor, delta_R: Tensor, dheads: Tensor
     ) -> None:
-        """Gradient of one segment; tiles add to their prefix's dk and dv, so the prefix comes last."""
-        g = self.geometry
-        saved = self.saved.pop(segment.start)
-        own = saved.heads
-        prefix = None
-        if branch.prefix is not None and segment is not branch.prefix:
-            prefix = self.saved[branch.prefix.start].heads
-            if prefix.dk is None:
-                prefix.dk, prefix.dv = torch.zeros_like(prefix.k), torch.zeros_like(prefix.k)
-        dk, dv = own.dk, own.dv
-        if dk is None or dv is None:
-            dk, dv = torch.zeros_like(own.k), torch.zeros_like(own.k)
-        rows = dqkv_R[segment.rows].view(segment.count, segment.length, -1)
-        cis = self.cis[segment.position : segment.position + segment.length].conj()
-        if own.q is not None:
-            dq = torch.empty_like(own.q)
-            for block in saved.blocks:
-                self._differentiate_block(segment, block, own, prefix, dout_R, delta_R, dq, dk, dv)
-            torch.mul(
-                _pairs(dq.view(g.kv, segment.count, segment.length, g.shared, g.dim)).permute(1, 2, 0, 3, 4),
-                cis[:, None, None],
-                out=_pairs(
-                    rows[..., : g.queries].view(segment.count, segment.length, g.kv, g.shared, g.dim)
-                ),
-            )
-        else:
-            rows[..., : g.queries] = 0.0
-        keys = rows[..., g.queries : g.queries + g.keys].view(segment.count, segment.length, g.kv, g.dim)
-        torch.mul(_pairs(dk).permute(1, 2, 0, 3), cis[:, None], out=_pairs(keys))
-        values = rows[..., g.queries + g.keys :].view(segment.count, segment.length, g.kv, g.dim)
-        values.copy_(dv.permute(1, 2, 0, 3))
+        """Add a segment's gradients to `dheads`: its own queries, keys and values, and its prompts' keys."""
+        parts = self.plan.heads.segments[segment.start].parts
+        gradients = self.plan.gradients.segments[segment.start].parts
+        for part, gradient, sums in zip(parts, gradients, self.sums.pop(segment.start), strict=True):
+            self._differentiate_part(part, gradient, prefix, sums, dout_R, delta_R, dheads)
 
-    def _differentiate_block(
+    def _differentiate_part(
         self,
-        segment: Segment,
-        block: _Block,
-        own: _Heads,
-        prefix: _Heads | None,
+        part: Part,
+        gradient: Part,
+        prefix: Segment | None,
+        sums: _Sums,
         dout_R: Tensor,
         delta_R: Tensor,
-        dq: Tensor,
-        dk: Tensor,
-        dv: Tensor,
+        dheads: Tensor,
     ) -> None:
-        g = self.geometry
-        start, stop = block.start, block.stop
-        steps = (segment.count, segment.length, g.kv, g.shared)
-        assert own.q is not None
-        q_all, q_own = _queries(own.q, g.shared, start, stop, segment)
-        dq_all, dq_own = _queries(dq, g.shared, start, stop, segment)
-        negative = block.negative_inverse_sum
-        scaled = dout_R.new_empty(g.kv, segment.count, stop - start, g.shared, g.dim + 1)
-        dout = dout_R[segment.rows].view(*steps, g.dim).permute(2, 0, 1, 3, 4)[:, :, start:stop]
-        delta = delta_R[segment.rows].view(*steps).permute(2, 0, 1, 3)[:, :, start:stop]
-        torch.mul(dout, negative.neg(), out=scaled[..., : g.dim])
-        torch.mul(delta, negative[..., 0], out=scaled[..., g.dim])
-        s_all, s_own = scaled.view(*q_all.shape[:2], -1), scaled.view(*q_own.shape[:2], -1)
-        if block.scores is None:
-            p_buffer, _, _ = self._exponentials(segment, own, prefix, start, stop)
-        else:
-            p_buffer = block.scores
-        split = 0 if prefix is None else g.kv * q_all.shape[1] * prefix.k.shape[2]
-        p_own = p_buffer[split:].view(*q_own.shape[:2], stop)
-        d_buffer = torch.empty_like(p_buffer)
-        d_own = d_buffer[split:].view(p_own.shape)
-        torch.bmm(s_own, own.v.flatten(0, 1)[:, :stop].transpose(1, 2), out=d_own)
-        if prefix is not None:
-            p_all = p_buffer[:split].view(*q_all.shape[:2], -1)
-            d_all = d_buffer[:split].view(p_all.shape)
-            torch.bmm(s_all, prefix.v[:, 0].transpose(1, 2), out=d_all)
-        d_buffer *= p_buffer
-        dv.flatten(0, 1)[:, :stop].baddbmm_(p_own.transpose(1, 2), s_own[..., : g.dim])
-        dk.flatten(0, 1)[:, :stop].baddbmm_(d_own.transpose(1, 2), q_own)
-        torch.bmm(d_own, own.k.flatten(0, 1)[:, :stop], out=dq_own)
-        if prefix is not None:
-            assert prefix.dk is not None
-            assert prefix.dv is not None
-            prefix.dv[:, 0].baddbmm_(p_all.transpose(1, 2), s_all[..., : g.dim])
-            prefix.dk[:, 0].baddbmm_(d_all.transpose(1, 2), q_all)
-            dq_all.baddbmm_(d_all, prefix.k[:, 0])
+        heads, dim = self.heads, self.geometry.dim
+        scaled = dout_R.new_empty(*part.rows.size[:-1], dim + 1)
+        torch.mul(part.rows.of(dout_R), sums.inverse, out=scaled[..., :dim])
+        torch.mul(part.sums.of(delta_R), sums.inverse, out=scaled[..., dim:])
+        p, p_first, p_second = (
+            self._exponentials(part, prefix) if sums.scores is None else _score_views(part, sums.scores, sums.scores)
+        )
+        d, d_first, d_second = _score_views(part, heads)
+        s_own = scaled.view(*part.q_own.size[:2], dim + 1)
+        torch.bmm(s_own, part.own.v_sums.of(heads), out=d_second)
+        s_prompt = scaled
+        if part.prompt is not None:
+            s_prompt = scaled.view(*part.q_prompt.size[:2], dim + 1)
+            torch.bmm(s_prompt, part.prompt.v_sums.of(heads), out=d_first)
+        d *= p
+        gradient.own.v.of(dheads).baddbmm_(p_second.transpose(1, 2), s_own[..., :dim])
+        gradient.own.k.of(dheads).baddbmm_(d_second.transpose(1, 2), part.q_own.of(heads))
+        gradient.q_own.of(dheads).baddbmm_(d_second, part.own.k.of(heads))
+        if part.prompt is not None and gradient.prompt is not None:
+            gradient.prompt.v.of(dheads).baddbmm_(p_first.transpose(1, 2), s_prompt[..., :dim])
+            gradient.prompt.k.of(dheads).baddbmm_(d_first.transpose(1, 2), part.q_prompt.of(heads))
+            gradient.q_prompt.of(dheads).baddbmm_(d_first, part.prompt.k.of(heads))
 
 
-def _pairs(x: Tensor) -> Tensor:
-    """Adjacent pairs of the last dimension as complex numbers: a view."""
-    return torch.view_as_complex(x.unflatten(-1, (-1, 2)))
+def _score_views(part: Part, like: Tensor, buffer: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """A buffer for a part's scores, new unless given, and its views over prompt keys (maybe none) and own keys."""
+    own = part.own_scores
+    split = 0
+    if part.prompt is not None:
+        prompt = part.prompt_scores
+        split = prompt[0] * prompt[1] * prompt[2]
+    if buffer is None:
+        buffer = like.new_empty(split + own[0] * own[1] * own[2])
+    second = buffer.as_strided(own, (own[1] * own[2], own[2], 1), split)
+    if part.prompt is None:
+        return buffer, buffer, second
+    return buffer, buffer.as_strided(prompt, (prompt[1] * prompt[2], prompt[2], 1), 0), second
 
 
-def _queries(q: Tensor, shared: int, start: int, stop: int, segment: Segment) -> tuple[Tensor, Tensor]:
-    """Queries of time steps [start, stop) for the prompt's keys (kv, rows, dim) and own keys (kv × count, …).
-
-    A partial run of time steps exists only for segments of one sequence, where both are the same slice.
-    """
-    if stop - start == segment.length:
-        return q.flatten(1, 2), q.flatten(0, 1)
-    part = q[:, 0, start * shared : stop * shared]
-    return part, part
-
-
-_MASKS: dict[tuple[int, int, torch.device, torch.dtype], Tensor] = {}
-
-
-def _causal_mask(steps: int, shared: int, like: Tensor) -> Tensor:
-    """(steps × shared, steps): 0 where a query may look, −inf above. Cached: small and few."""
-    key = (steps, shared, like.device, like.dtype)
-    if key not in _MASKS:
-        mask = torch.full((steps, steps), float("-inf"), device=like.device, dtype=like.dtype).triu(1)
-        _MASKS[key] = mask.repeat_interleave(shared, 0)
-        if len(_MASKS) > 512:
-            _MASKS.pop(next(iter(_MASKS)))
-    return _MASKS[key]
+def _subtract_maxima(first: Tensor, second: Tensor) -> None:
+    """Scores minus their row's maximum over both blocks, in place, none below LEAST_SCORE."""
+    top = second.amax(-1, keepdim=True)
+    if first.ndim == 3:
+        top = torch.maximum(top, first.amax(-1, keepdim=True).view(top.shape))
+        first.sub_(top.view(*first.shape[:2], 1)).clamp_min_(LEAST_SCORE)
+    second.sub_(top).clamp_min_(LEAST_SCORE)

@@ -19,14 +19,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ai_trains_ai.engine.attention import BranchedAttention, Geometry
+from ai_trains_ai.engine.attention import AttentionPlan, BranchedAttention
+from ai_trains_ai.engine.heads import Geometry
 from ai_trains_ai.engine.layout import Layout
 from ai_trains_ai.engine.matrix import Fold, FoldedMatrix, Gradients, Precision, rounded_products
 from ai_trains_ai.engine.model import Attention, Block, Model, RMSNorm, inverse_frequencies
 
 SCORES_KEPT = 1 << 25
 """Attention scores (all layers) up to which they are kept for the backward pass: 128 MB."""
-CACHED_ROWS = 1 << 16
+CACHED = 1 << 16
 """Elements of a strip of SwiGLU's inner rows: a handful of such strips fit a core's second-level cache."""
 
 
@@ -38,10 +39,9 @@ class Run:
     precision: Precision
     dtype: torch.dtype
     geometry: Geometry
-    cis: Tensor
+    attention: AttentionPlan
     order: Tensor
     scale: Tensor | None
-    keep_scores: bool
 
 
 def plan(model: Model, layout: Layout, precision: Precision) -> Run:
@@ -49,7 +49,7 @@ def plan(model: Model, layout: Layout, precision: Precision) -> Run:
     config = model.config
     geometry = Geometry(config.num_kv_heads, config.num_heads // config.num_kv_heads, config.head_dim)
     device = model.device
-    angles = torch.arange(layout.last_position, dtype=torch.float32)[:, None] * inverse_frequencies(config)
+    angles = torch.arange(layout.positions, dtype=torch.float32)[:, None] * inverse_frequencies(config)
     half = config.head_dim // 2
     pairs = torch.arange(config.head_dim).view(2, half).t().flatten()
     heads = config.num_heads + config.num_kv_heads
@@ -57,15 +57,17 @@ def plan(model: Model, layout: Layout, precision: Precision) -> Run:
     order = torch.cat((rotated, torch.arange(rotated.numel(), rotated.numel() + config.kv_size)))
     scale = torch.ones(order.numel())
     scale[: config.query_size] = config.head_dim**-0.5
+    keep_scores = _score_count(layout) * config.num_heads * config.num_layers <= SCORES_KEPT
     return Run(
         layout=layout,
         precision=precision,
         dtype=torch.bfloat16 if precision == "bf16" else torch.float32,
         geometry=geometry,
-        cis=torch.polar(torch.ones_like(angles), angles).to(device),
+        attention=AttentionPlan(
+            layout, geometry, torch.polar(torch.ones_like(angles), angles).to(device), keep_scores=keep_scores
+        ),
         order=order.to(device),
         scale=None if config.arch == "qwen3" else scale.to(device),
-        keep_scores=_score_count(layout) * config.num_heads * config.num_layers <= SCORES_KEPT,
     )
 
 
@@ -74,7 +76,9 @@ def _score_count(layout: Layout) -> int:
     total = 0
     for branch in layout.branches:
         before = branch.prefix.length if branch.prefix else 0
-        total += before * before + sum(t.count * t.length * (t.length + before) for t in branch.tiles)
+        groups = branch.tiles[0].groups
+        total += groups * before * before
+        total += groups * sum(t.count * t.length * (t.length + before) for t in branch.tiles)
     return total
 
 
@@ -132,9 +136,7 @@ class _FusedBlock:
         self.down = FoldedMatrix(block.mlp.down, Fold(), dtype)
         self.norm_1, self.norm_2 = _Norm(block.attn_norm.eps), _Norm(block.mlp_norm.eps)
         self.head_norm = _HeadNorm.of(block.attn, run)
-        self.attention = BranchedAttention(
-            run.geometry, run.layout, run.cis, keep_scores=run.keep_scores, last=last
-        )
+        self.attention = BranchedAttention(run.attention, last=last)
         self.swiglu = _SwiGLU()
         self.n_1 = self.mixed = self.n_2 = self.act = torch.empty(0)
 
@@ -148,8 +150,7 @@ class _FusedBlock:
             self.head_norm.forward(qkv_R)
         if self.last:
             x_R = x_R[: run.layout.predicting]
-        mixed = qkv_R.new_empty(x_R.shape[0], run.geometry.queries)
-        self.attention.forward(qkv_R, mixed)
+        mixed = self.attention.forward(qkv_R, keep=keep)
         with rounded_products(run.precision):
             self.o.forward_onto(mixed.to(run.dtype), x_R)
             n_2 = self.norm_2.forward(x_R, run.dtype)
@@ -157,8 +158,6 @@ class _FusedBlock:
             self.down.forward_onto(act, x_R)
         if keep:
             self.n_1, self.mixed, self.n_2, self.act = n_1, mixed, n_2, act
-        else:
-            self.attention.saved.clear()
         return x_R
 
     def backward(self, dx_R: Tensor) -> Tensor:
@@ -169,8 +168,7 @@ class _FusedBlock:
             dn_2 = self.gate_up.backward(self.swiglu.backward(dact), self.n_2)
             dx_R = self.norm_2.backward(dn_2.float(), self.n_2, dx_R)
             dmixed = self.o.backward(dx_R.to(run.dtype), self.mixed.to(run.dtype)).float()
-        dqkv_R = dmixed.new_empty(run.layout.tokens_R.shape[0], run.geometry.queries + 2 * run.geometry.keys)
-        self.attention.backward(dmixed, self.mixed, dqkv_R)
+        dqkv_R = self.attention.backward(dmixed, self.mixed)
         if self.head_norm is not None:
             self.head_norm.backward(dqkv_R)
         if self.last:
@@ -194,14 +192,14 @@ class _Norm:
         self.inverse = torch.empty(0)
 
     def forward(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        mean_square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().mul_(1.0 / x.shape[-1])
-        self.inverse = mean_square.add_(self.eps).rsqrt_()
-        return (x * self.inverse).to(dtype)
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        self.inverse = torch.addcmul(x.new_full((), self.eps), norm, norm, value=1.0 / x.shape[-1]).rsqrt_()
+        n = x * self.inverse
+        return n if dtype == n.dtype else n.to(dtype)
 
     def backward(self, dn: Tensor, n: Tensor, dx: Tensor | None) -> Tensor:
         """dx += (dn − n·mean(dn·n)) / rms, in place of both dn and dx; a fresh dx when None."""
-        projection = (dn * n).sum(-1, keepdim=True).mul_(1.0 / n.shape[-1])
-        dn.addcmul_(n, projection, value=-1.0)
+        dn.addcmul_(n, (dn * n).sum(-1, keepdim=True), value=-1.0 / n.shape[-1])
         return dn.mul_(self.inverse) if dx is None else dx.addcmul_(dn, self.inverse)
 
 
@@ -263,15 +261,22 @@ class _SwiGLU:
         rows, inner = gate_up.shape[0], gate_up.shape[1] // 2
         act, silus, slopes = (gate_up.new_empty(rows, inner) for _ in range(3))
         one = gate_up.new_ones((), dtype=torch.float32)
-        for strip in _strips(rows, inner):
-            gate, up = gate_up[strip, :inner].float(), gate_up[strip, inner:].float()
+        step = max(1, CACHED // inner)
+        direct = gate_up.dtype == torch.float32
+        strips = [x.split(step) for x in (gate_up[:, :inner], gate_up[:, inner:], act, silus, slopes)]
+        for gate, up, act_out, silu_out, slope_out in zip(*strips, strict=True):
+            if not direct:
+                gate, up = gate.float(), up.float()
             rest = torch.exp(gate).add_(1.0).reciprocal_()
-            silu = torch.addcmul(gate, gate, rest, value=-1.0, out=_target(silus[strip]))
-            _into(act[strip], torch.mul(silu, up, out=_target(act[strip])))
+            silu = torch.addcmul(gate, gate, rest, value=-1.0, out=silu_out if direct else None)
+            result = torch.mul(silu, up, out=act_out if direct else None)
             if keep:
-                _into(silus[strip], silu)
-                slope = torch.lerp(one, silu, rest, out=_target(slopes[strip])).mul_(up)
-                _into(slopes[strip], slope)
+                slope = torch.lerp(one, silu, rest, out=slope_out if direct else None).mul_(up)
+            if not direct:
+                act_out.copy_(result)
+                if keep:
+                    silu_out.copy_(silu)
+                    slope_out.copy_(slope)
         self.silu, self.slope = silus, slopes
         return act
 
@@ -282,18 +287,3 @@ class _SwiGLU:
         torch.mul(dact, self.slope, out=dgate_up[:, :inner])
         torch.mul(dact, self.silu, out=dgate_up[:, inner:])
         return dgate_up
-
-
-def _target(place: Tensor) -> Tensor | None:
-    """Where a float32 result may be written directly; None when `place` has another type."""
-    return place if place.dtype == torch.float32 else None
-
-
-def _into(place: Tensor, result: Tensor) -> None:
-    if place.dtype != torch.float32:
-        place.copy_(result)
-
-
-def _strips(rows: int, inner: int) -> list[slice]:
-    step = max(1, CACHED_ROWS // inner)
-    return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]

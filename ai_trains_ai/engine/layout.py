@@ -6,14 +6,16 @@ the prompt keeps the rest. A group with prompt [p0 p1 p2] and completions [a b] 
     rows     tile: p2 c d | p2 a ·        prefix: p0 p1
     targets        c  d e |  a b ·
 
-Every row of a tile predicts one completion token, rows of a prefix predict nothing: in the last layer they are
-only keys and values. Completions of like length share a tile and are padded to its longest (·); tiles are as
-small as pays. All tiles come first, so the predicting rows are one slice.
+Every row of a tile predicts one completion token; rows of a prefix predict nothing: in the last layer they are
+only keys and values. Groups with equally many completions form a branch and are worked on together: their
+prompts are padded to the longest, their completions are sorted by length and cut into tiles, each padded to its
+longest (·). Padding costs arithmetic, one more branch or tile costs calls: `branch_cost` and `tile_cost` say how
+many padded rows a cut must save. All tiles come before all prefixes, so the predicting rows are one slice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,24 +34,38 @@ class TokenGroup:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """`count` sequences of `length` rows from row `start`; their first row is at position `position`."""
+    """groups × count sequences of `length` rows, from row `start`, in that order.
+
+    first: position of the first row, a group. lengths: rows that are not padding, a group (prefixes only).
+    """
 
     start: int
+    groups: int
     count: int
     length: int
-    position: int
+    first: tuple[int, ...]
+    lengths: tuple[int, ...] = ()
 
     @property
     def rows(self) -> slice:
-        return slice(self.start, self.start + self.count * self.length)
+        return slice(self.start, self.start + self.groups * self.count * self.length)
 
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """One prompt and what continues it. `prefix` is None when the prompt has a single token."""
+    """Prompts and what continues them. `prefix` is None when every prompt has a single token."""
 
     prefix: Segment | None
     tiles: tuple[Segment, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """See the module's text. cells: attention scores of one head that a tile of several completions may have."""
+
+    tile: int = 16
+    branch: int = 32
+    cells: int = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,108 +78,140 @@ class Layout:
     tokens_R: Tensor
     targets_M: Tensor
     slots_M: Tensor
-    branches: tuple[Branch, ...]
-    sequences: int
-    longest: int
     mask_N_T: Tensor
+    branches: tuple[Branch, ...]
+    positions: int
+    """The longest sequence, in tokens, the last one not counted: nothing is predicted from it."""
 
     @property
     def predicting(self) -> int:
         return int(self.targets_M.shape[0])
 
-    @property
-    def last_position(self) -> int:
-        segments = [s for b in self.branches for s in (*b.tiles, *([b.prefix] if b.prefix else []))]
-        return max(s.position + s.length for s in segments)
-
 
 def rows_of(group: TokenGroup) -> int:
-    """Rows a group takes at least (tile padding aside)."""
+    """Rows a group takes, padding aside."""
     return len(group.prompt) - 1 + sum(len(completion) for completion in group.completions)
 
 
-def lay_out(
-    groups: Sequence[TokenGroup],
-    *,
-    tile_cost: int = 16,
-    tile_cells: int = 1 << 16,
-    device: torch.device | str = "cpu",
-) -> Layout:
-    """Arrange groups.
-
-    tile_cost: how many padded rows cost as much as one more tile.
-    tile_cells: attention scores of one head that a tile of several completions may have.
-
-    Raises UsageError for an empty batch, prompt or completion.
-    """
+def lay_out(groups: Sequence[TokenGroup], costs: Costs, *, device: torch.device | str = "cpu") -> Layout:
+    """Arrange groups. Raises UsageError for an empty batch, prompt or completion."""
     _check(groups)
-    longest = max(len(completion) for group in groups for completion in group.completions)
-    total = sum(len(group.completions) for group in groups)
-    tokens: list[int] = []
-    targets: list[int] = []
-    slots: list[int] = []
-    tiled: list[tuple[Segment, ...]] = []
-    lengths: list[int] = []
-    first = 0
-    for group in groups:
-        ordered = sorted(range(len(group.completions)), key=lambda i: -len(group.completions[i]))
-        position = len(group.prompt) - 1
-        tiles = []
-        descending = [len(group.completions[i]) for i in ordered]
-        for chosen in _tiles(descending, position, tile_cost, tile_cells):
-            members = [ordered[i] for i in chosen]
-            length = len(group.completions[members[0]])
-            tiles.append(Segment(len(tokens), len(members), length, position))
-            for i in members:
-                completion = group.completions[i]
-                padding = [0] * (length - len(completion))
-                tokens += [group.prompt[-1], *completion[:-1], *padding]
-                targets += [*completion, *padding]
-                base = (first + i) * longest
-                slots += [*range(base, base + len(completion)), *([total * longest] * len(padding))]
-        tiled.append(tuple(tiles))
-        lengths += [len(completion) for completion in group.completions]
-        first += len(group.completions)
+    builder = _Builder(groups)
     branches = []
-    for group, group_tiles in zip(groups, tiled, strict=True):
-        before = len(group.prompt) - 1
-        prefix = Segment(len(tokens), 1, before, 0) if before else None
-        tokens += group.prompt[:-1]
-        branches.append(Branch(prefix, group_tiles))
-    return Layout(
-        tokens_R=torch.tensor(tokens, device=device),
-        targets_M=torch.tensor(targets, device=device),
-        slots_M=torch.tensor(slots, device=device),
-        branches=tuple(branches),
-        sequences=total,
-        longest=longest,
-        mask_N_T=torch.arange(longest, device=device) < torch.tensor(lengths, device=device)[:, None],
-    )
+    for members in _branches(groups, costs):
+        prefix_length = max(len(groups[g].prompt) - 1 for g in members)
+        ordered = {g: sorted(range(len(groups[g].completions)), key=_by_length(groups[g])) for g in members}
+        ranks = range(len(groups[members[0]].completions))
+        longest = [max(len(groups[g].completions[ordered[g][rank]]) for g in members) for rank in ranks]
+        tiles = [
+            builder.add_tile(members, ordered, run, longest[run.start])
+            for run in _tiles(longest, prefix_length, costs)
+        ]
+        branches.append((members, prefix_length, tuple(tiles)))
+    finished = tuple(Branch(builder.add_prefix(members, n), tiles) for members, n, tiles in branches)
+    return builder.finish(finished, device)
+
+
+class _Builder:
+    """Rows in the making."""
+
+    def __init__(self, groups: Sequence[TokenGroup]) -> None:
+        self.groups = groups
+        self.longest = max(len(completion) for group in groups for completion in group.completions)
+        self.offsets = [0]
+        for group in groups:
+            self.offsets.append(self.offsets[-1] + len(group.completions))
+        self.tokens: list[int] = []
+        self.targets: list[int] = []
+        self.slots: list[int] = []
+
+    def add_tile(self, members: list[int], ordered: dict[int, list[int]], ranks: range, length: int) -> Segment:
+        """Completions of the given ranks by length, of every member group, padded to `length` rows."""
+        start = len(self.tokens)
+        nowhere = self.offsets[-1] * self.longest
+        for g in members:
+            group = self.groups[g]
+            for rank in ranks:
+                index = ordered[g][rank]
+                completion = group.completions[index]
+                padding = [0] * (length - len(completion))
+                self.tokens += [group.prompt[-1], *completion[:-1], *padding]
+                self.targets += [*completion, *padding]
+                slot = (self.offsets[g] + index) * self.longest
+                self.slots += [*range(slot, slot + len(completion)), *([nowhere] * len(padding))]
+        first = tuple(len(self.groups[g].prompt) - 1 for g in members)
+        return Segment(start, len(members), len(ranks), length, first)
+
+    def add_prefix(self, members: list[int], length: int) -> Segment | None:
+        if length == 0:
+            return None
+        start = len(self.tokens)
+        lengths = tuple(len(self.groups[g].prompt) - 1 for g in members)
+        for g, rows in zip(members, lengths, strict=True):
+            self.tokens += [*self.groups[g].prompt[:-1], *([0] * (length - rows))]
+        return Segment(start, len(members), 1, length, (0,) * len(members), lengths)
+
+    def finish(self, branches: tuple[Branch, ...], device: torch.device | str) -> Layout:
+        sizes = torch.tensor([len(c) for group in self.groups for c in group.completions], device=device)
+        return Layout(
+            tokens_R=torch.tensor(self.tokens, device=device),
+            targets_M=torch.tensor(self.targets, device=device),
+            slots_M=torch.tensor(self.slots, device=device),
+            mask_N_T=torch.arange(self.longest, device=device) < sizes[:, None],
+            branches=branches,
+            positions=max(len(g.prompt) + max(map(len, g.completions)) for g in self.groups) - 1,
+        )
 
 
 def _check(groups: Sequence[TokenGroup]) -> None:
     if not groups:
         raise UsageError("no groups to compute log-probabilities for")
     for number, group in enumerate(groups):
-        if not group.prompt:
-            raise UsageError(f"group {number} has an empty prompt: its first token would be predicted from nothing")
-        if not group.completions:
+        if not len(group.prompt):
+            raise UsageError(f"group {number} has an empty prompt: nothing would predict its first token")
+        if not len(group.completions):
             raise UsageError(f"group {number} has no completions")
-        if not all(group.completions):
+        if not all(len(completion) for completion in group.completions):
             raise UsageError(f"group {number} has an empty completion")
 
 
-def _tiles(lengths: list[int], before: int, tile_cost: int, tile_cells: int) -> list[range]:
-    """Split descending lengths into runs that minimise padded rows + tile_cost × runs, none too large."""
-    best = [0] + [0] * len(lengths)
+def _by_length(group: TokenGroup) -> Callable[[int], int]:
+    return lambda index: -len(group.completions[index])
+
+
+def _branches(groups: Sequence[TokenGroup], costs: Costs) -> list[list[int]]:
+    """Indices of the groups of each branch: as many completions, prompts of like length."""
+    by_count: dict[int, list[int]] = {}
+    for index, group in enumerate(groups):
+        by_count.setdefault(len(group.completions), []).append(index)
+    found = []
+    for indices in by_count.values():
+        indices.sort(key=lambda index: -len(groups[index].prompt))
+        prompts = [len(groups[index].prompt) for index in indices]
+        found += [[indices[i] for i in run] for run in _cut(prompts, costs.branch, lambda _: True)]
+    return found
+
+
+def _tiles(longest: list[int], before: int, costs: Costs) -> list[range]:
+    """Ranks by length, cut into tiles. longest: of each rank, descending; before: prompt rows."""
+
+    def fits(run: range) -> bool:
+        length = longest[run.start]
+        return len(run) * length * (length + before) <= costs.cells
+
+    return _cut(longest, costs.tile, fits)
+
+
+def _cut(lengths: list[int], cost: int, fits: Callable[[range], bool]) -> list[range]:
+    """Cut descending lengths into runs, minimising padded rows + cost × runs; a run fits or has one member."""
+    best = [0] * (len(lengths) + 1)
     opened = [0] * (len(lengths) + 1)
     for end in range(1, len(lengths) + 1):
         choices = []
         for start in range(end - 1, -1, -1):
-            rows = lengths[start] * (end - start)
-            if choices and rows * (lengths[start] + before) > tile_cells:
+            if choices and not fits(range(start, end)):
                 break
-            choices.append((best[start] + rows + tile_cost, start))
+            choices.append((best[start] + lengths[start] * (end - start) + cost, start))
         best[end], opened[end] = min(choices)
     runs = []
     end = len(lengths)

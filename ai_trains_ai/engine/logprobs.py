@@ -117,7 +117,7 @@ def _exponentiate(logits: Tensor) -> Tensor | float:
             logits.exp_()
             return 0.0
     shift = logits.amax(-1, keepdim=True)
-    logits.sub_(shift).exp_()
+    logits.sub_(shift).clamp_min_(-80.0).exp_()
     return shift[:, 0]
 
 

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from ai_trains_ai.engine.fused import FusedDecoder, plan
-from ai_trains_ai.engine.layout import Layout, TokenGroup, lay_out, rows_of
+from ai_trains_ai.engine.heads import CELLS
+from ai_trains_ai.engine.layout import Costs, Layout, TokenGroup, lay_out, rows_of
 from ai_trains_ai.engine.logprobs import TargetLogprob
 from ai_trains_ai.engine.matrix import Precision
 from ai_trains_ai.engine.model import Model
@@ -56,13 +57,10 @@ def group_logprobs(
     """
     if temperature <= 0.0:
         raise UsageError(f"temperature {temperature} has no log-probabilities: use one above 0")
-    shape = model.config
-    cells = CELLS_A_TILE // shape.num_heads
-    layout = lay_out(groups, tile_cost=_tile_cost(model), tile_cells=cells, device=model.device)
-    if layout.last_position > shape.max_positions:
-        raise UsageError(
-            f"a sequence has {layout.last_position} tokens, the model has {shape.max_positions} positions"
-        )
+    layout = lay_out(groups, _costs(model), device=model.device)
+    limit = model.config.max_positions
+    if layout.positions > limit:
+        raise UsageError(f"a sequence needs {layout.positions} positions, the model has {limit}")
     hidden_M = _hidden(model, layout, precision)
     logprobs_M, entropy_M = TargetLogprob.apply(
         hidden_M, model.head_weight, layout.targets_M, temperature, entropy, precision
@@ -108,10 +106,6 @@ def trainable(model: Model) -> list[torch.nn.Parameter]:
     return found
 
 
-CELLS_A_TILE = 1 << 18
-"""Attention scores a tile may have (all heads), so that its block stays in a core's second-level cache."""
-
-
 class _Decode(torch.autograd.Function):
     """The fused decoder as one node of the graph: (model, layout, precision, *trainable) -> hidden_M_H."""
 
@@ -141,15 +135,20 @@ def _hidden(model: Model, layout: Layout, precision: Precision) -> Tensor:
 
 def _spread(values_M: Tensor, layout: Layout) -> Tensor:
     """Row results to (N, T): each to its slot, padding to a slot that is cut off."""
-    flat = values_M.new_zeros(layout.sequences * layout.longest + 1)
-    flat = flat.scatter(0, layout.slots_M, values_M)
-    return flat[:-1].view(layout.sequences, layout.longest)
+    shape = layout.mask_N_T.shape
+    flat = values_M.new_zeros(shape.numel() + 1).scatter(0, layout.slots_M, values_M)
+    return flat[:-1].view(shape)
 
 
-def _tile_cost(model: Model) -> int:
-    """Padded rows that cost as much as a tile's calls: about 60 µs a layer against 6 flops a parameter and row."""
-    per_row = model.config.num_parameters * 6 / 150e9
-    return max(1, min(64, round(60e-6 * model.config.num_layers / per_row)))
+def _costs(model: Model) -> Costs:
+    """A tile's calls take about 60 µs a layer, a branch's 40; a row takes 6 flops a parameter at 150 GFLOP/s."""
+    config = model.config
+    rows_per_us = 150e3 / (6 * config.num_parameters)
+    return Costs(
+        tile=max(1, round(60 * config.num_layers * rows_per_us)),
+        branch=max(1, round(40 * config.num_layers * rows_per_us)),
+        cells=CELLS // config.num_heads,
+    )
 
 
 def _pieces(group: TokenGroup, token_budget: int) -> list[TokenGroup]:
