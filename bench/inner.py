@@ -128,7 +128,7 @@ def peer_spec(plan: Plan, job: Job, seed: int, out: Path) -> dict[str, Any]:
     }
 
 
-def ours_warm(worker: Worker, name: str, job: Job, seed: int, out: Path) -> Run:
+def ours_warm(worker: Worker, scored: str, job: Job, seed: int, out: Path) -> Run:
     before, started = cpu_seconds(worker.pid), time.perf_counter()
     training = worker.train(job, seed=seed, out=out, limits=JobLimits())
     seconds = time.perf_counter() - started
@@ -137,7 +137,7 @@ def ours_warm(worker: Worker, name: str, job: Job, seed: int, out: Path) -> Run:
         cpu_seconds(worker.pid) - before,
         [step.seconds for step in training.steps],
         [step.inner_reward for step in training.steps],
-        scores(worker, name, ModelRef(checkpoint=training.checkpoint, sha256=training.weights_sha256)),
+        scores(worker, scored, ModelRef(checkpoint=training.checkpoint, sha256=training.weights_sha256)),
     )
 
 
@@ -149,7 +149,7 @@ def ours_cold(job_folder: Path, seed: int, out: Path) -> float:
     return time.perf_counter() - started
 
 
-def trl(peer_python: Path, spec: dict[str, Any], worker: Worker, name: str, scratch: Path) -> Run:
+def trl(peer_python: Path, spec: dict[str, Any], worker: Worker, scored: str, scratch: Path) -> Run:
     """TRL's job in a fresh process, its checkpoint scored by our worker."""
     spec_file, answer = scratch / "trl.json", scratch / "trl-result.json"
     spec_file.write_text(json.dumps(spec))
@@ -160,13 +160,13 @@ def trl(peer_python: Path, spec: dict[str, Any], worker: Worker, name: str, scra
     assert result["threads"] == 1, "the comparison is per thread"
     assert result["prompt_ids"] == spec["prompt_ids"], "TRL would train on other tokens than we do"
     out = Path(spec["out"])
-    for name in ("tokenizer.json", "tokenizer_config.json"):  # transformers rewrites them in its own manner
-        shutil.copy(Path(spec["model"]) / name, out / name)
-    post = scores(worker, name, ModelRef(checkpoint=str(out), sha256=weights_sha256(out)))
+    for file in ("tokenizer.json", "tokenizer_config.json"):  # transformers rewrites them in its own manner
+        shutil.copy(Path(spec["model"]) / file, out / file)
+    post = scores(worker, scored, ModelRef(checkpoint=str(out), sha256=weights_sha256(out)))
     return Run(seconds, result["cpu_seconds"], result["step_seconds"], result["rewards"], post)
 
 
-def scores(worker: Worker, name: str, model: ModelRef) -> list[float]:
+def scores(worker: Worker, scored: str, model: ModelRef) -> list[float]:
     """Score by hidden item, sampled at temperature 1 with the seeds every model gets."""
 
     def sampler(prompts: Sequence[str], samples: int, seed: int) -> list[list[str]]:
@@ -174,8 +174,8 @@ def scores(worker: Worker, name: str, model: ModelRef) -> list[float]:
             model, prompts, samples=samples, seed=seed, max_tokens=EVAL.max_completion_tokens
         )
 
-    hidden = HiddenEval.of(name, SECRET, EVAL)
-    return list(evaluate(sampler, hidden, model=name, samples=EVAL.samples).item_scores)
+    hidden = HiddenEval.of(scored, SECRET, EVAL)
+    return list(evaluate(sampler, hidden, model=scored, samples=EVAL.samples).item_scores)
 
 
 def run(peer_python: Path, scratch: Path, plan: Plan, *, repeats: int) -> tuple[list[Row], Any]:
