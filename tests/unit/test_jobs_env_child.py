@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import functools
 import sys
 from enum import Enum
 from pathlib import Path
@@ -173,7 +174,7 @@ class SumConfig(TaskConfig):
 
 class Both(Task[SumData, SumConfig]):  # type: ignore[misc]
     @vf.stop
-    async def one_turn(self, trace: Any) -> bool:
+    async def one_turn(self, trace: Trace) -> bool:
         return bool(trace.num_turns >= 1)
 
     @vf.metric
@@ -285,6 +286,46 @@ def test_hooks_that_could_not_run_are_named() -> None:
     assert "weight" in problems(fine=vf.reward(weight="2")(fine))[0][1]
     assert "weight" in problems(fine=vf.reward(weight=float("nan"))(fine))[0][1]
     assert "Job.setup is never run" in problems(setup=plain, f=vf.reward(fine))[0][1]
+
+
+def test_a_stop_goes_by_the_type_of_its_parameter_as_in_the_library() -> None:
+    async def reward(self: Any, trace: Any) -> float:
+        return 1.0
+
+    async def typed(self: Any, trace: Trace) -> bool:
+        return True
+
+    async def untyped(self: Any, trace) -> bool:  # type: ignore[no-untyped-def]
+        return True
+
+    async def other(self: Any, request: int) -> bool:
+        return True
+
+    assert problems(r=vf.reward(reward), s=vf.stop(typed)) == []
+    for stop in (untyped, other):
+        ((check, message, fix),) = problems(r=vf.reward(reward), s=vf.stop(stop))
+        assert check == "rewards"
+        assert "one parameter of type vf.Trace" in message
+        assert "trace: vf.Trace" in fix
+
+
+def test_wrapped_reward_functions_are_called_as_the_library_does() -> None:
+    def doubled(fn: Any) -> Any:
+        @functools.wraps(fn)
+        async def wrapper(*args: Any, **kwargs: Any) -> float:
+            return 2 * float(await fn(*args, **kwargs))
+
+        return wrapper
+
+    class Job(Task[TaskData]):  # type: ignore[misc]
+        @vf.reward
+        @doubled
+        async def wrapped(self, trace: Any, *, task: Any = None) -> float:
+            return 1.5 + len(task.prompt)
+
+    task = Job(TaskData(prompt="abc"))
+    assert hook_problems(task) == []
+    assert scored(task, "x").reward == 9.0
 
 
 def test_type_arguments_are_found_through_inheritance() -> None:

@@ -7,6 +7,8 @@ point: a reward must be a plain int or float (the library also takes what `float
 from __future__ import annotations
 
 import sys
+import types
+import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -136,9 +138,27 @@ async def score(task: Task, trace: Trace) -> None:
 
 
 def _invoke(fn: Any, available: Mapping[str, Any]) -> Any:
-    code = fn.__func__.__code__
-    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    return fn(**{name: available[name] for name in names if name in available})
+    return fn(**{name: available[name] for name in _parameters(fn)[0] if name in available})
+
+
+def _function(fn: Any) -> Any:
+    """The function that a bound method, a static method or a decorator's wrapper stands for, or None."""
+    fn = getattr(fn, "__func__", fn)
+    while hasattr(fn, "__wrapped__"):
+        fn = fn.__wrapped__
+    return fn if isinstance(fn, types.FunctionType) else None
+
+
+def _parameters(fn: Any) -> tuple[list[str], list[str]]:
+    """(all, required) names of the parameters that a caller passes, without `self`."""
+    function = _function(fn)
+    code, bound = function.__code__, int(hasattr(fn, "__func__"))
+    positional = list(code.co_varnames[: code.co_argcount])
+    keywords = list(code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount])
+    optional = len(function.__defaults__ or ())
+    required = positional[bound : len(positional) - optional]
+    required += [name for name in keywords if name not in (function.__kwdefaults__ or {})]
+    return positional[bound:] + keywords, required
 
 
 def hook_problems(task: Task) -> list[tuple[str, str, str]]:
@@ -149,13 +169,8 @@ def hook_problems(task: Task) -> list[tuple[str, str, str]]:
         problems.append(("rewards", f"{type(task).__name__} has no reward function", fix))
     for name in _LIFECYCLE:
         if getattr(type(task), name, None) is not None:
-            problems.append(
-                (
-                    "rewards",
-                    f"{type(task).__name__}.{name} is never run: rollouts are single-turn",
-                    f"remove {name}",
-                )
-            )
+            message = f"{type(task).__name__}.{name} is never run: rollouts are single-turn"
+            problems.append(("rewards", message, f"remove {name}"))
     for kind in ("reward", "metric", "stop"):
         for method in task.hooks(kind):
             problems += _method_problems(kind, method)
@@ -163,25 +178,23 @@ def hook_problems(task: Task) -> list[tuple[str, str, str]]:
 
 
 def _method_problems(kind: str, method: Any) -> Iterable[tuple[str, str, str]]:
-    name = method.__name__
-    code = getattr(getattr(method, "__func__", None), "__code__", None)
-    if code is None or not code.co_flags & _COROUTINE:
+    name, function = method.__name__, _function(method)
+    if function is None or not function.__code__.co_flags & _COROUTINE:
         yield "reward_async", f"{kind} `{name}` is not async", f"write `async def {name}(self, trace)`"
-        return
-    defaults = len(method.__func__.__defaults__ or ())
-    required = (
-        code.co_varnames[1 : code.co_argcount - defaults]
-        if defaults
-        else code.co_varnames[1 : code.co_argcount]
-    )
-    strange = [parameter for parameter in required if parameter not in ("trace", "task")]
-    if strange and kind != "stop":
-        fix = "take `trace` (and `task`, the task's data) only"
-        yield "rewards", f"{kind} `{name}` takes `{strange[0]}`, which is not available", fix
-    weight = getattr(method, "_vf_weight", 1.0)
-    if kind == "reward" and (type(weight) not in (int, float) or not abs(weight) < float("inf")):
-        yield (
-            "rewards",
-            f"the weight of reward `{name}` is not a finite number",
-            "write @vf.reward(weight=1.0)",
-        )
+    elif kind == "stop":
+        hints = typing.get_type_hints(function)
+        if [hints.get(parameter) for parameter in _parameters(method)[0]] != [Trace]:
+            fix = f"write `async def {name}(self, trace: vf.Trace) -> bool`; verifiers goes by the type"
+            yield "rewards", f"stop `{name}` does not take one parameter of type vf.Trace", fix
+    else:
+        strange = [parameter for parameter in _parameters(method)[1] if parameter not in ("trace", "task")]
+        if strange:
+            fix = "take `trace` (and `task`, the task's data) only"
+            yield "rewards", f"{kind} `{name}` takes `{strange[0]}`, which is not available", fix
+        weight = getattr(method, "_vf_weight", 1.0)
+        if type(weight) not in (int, float) or not abs(weight) < float("inf"):
+            yield (
+                "rewards",
+                f"the weight of {kind} `{name}` is no finite number",
+                "write @vf.reward(weight=1.0)",
+            )
