@@ -16,7 +16,6 @@ from typing import Any
 import click
 
 from ai_trains_ai.cli.output import ProgressLine
-from ai_trains_ai.errors import UsageError
 from ai_trains_ai.fleet.local import InnerWorker, WorkerPool
 from ai_trains_ai.fleet.workplace import JobEvent, Workplace
 from ai_trains_ai.rundir import Home
@@ -39,9 +38,7 @@ device_option = click.option(
 def _start_real(*, unsafe_no_sandbox: bool, device: str) -> InnerWorker:
     from ai_trains_ai.inner.client import Worker
 
-    if device != "cpu":
-        raise UsageError(f"device {device}: workers run on the cpu")
-    return Worker.start(unsafe_no_sandbox=unsafe_no_sandbox)
+    return Worker.start(unsafe_no_sandbox=unsafe_no_sandbox, device=device)
 
 
 @dataclass(frozen=True)

@@ -71,13 +71,16 @@ class Worker:
         *,
         unsafe_no_sandbox: bool = False,
         bases: Mapping[str, Path] | None = None,
+        device: str = "cpu",
         timeout: float = START_SECONDS,
     ) -> Worker:
         """Start a process and wait until it answers. Raises InfrastructureError when it does not.
 
         bases: folders of further base models, by the name that jobs use.
+        device: where models run, by torch's name; one that is not there is the first request's UsageError.
         """
         command = [sys.executable, "-m", "ai_trains_ai.inner.worker", f"--parent={os.getpid()}"]
+        command.append(f"--device={device}")
         if unsafe_no_sandbox:
             command.append("--unsafe-no-sandbox")
         command += [f"--base={name}={folder}" for name, folder in (bases or {}).items()]
@@ -256,6 +259,8 @@ class Worker:
 
 
 def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The worker's environment variables: ours without anything that looks like a key, one thread."""
+    """The worker's environment variables: ours without what looks like a key; one thread, deterministic."""
     kept = {name: value for name, value in environment.items() if not SECRET.search(name)}
-    return {**kept, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    # Without this setting cuBLAS is not deterministic, and torch refuses to use it.
+    return {**kept, **threads, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}

@@ -88,9 +88,11 @@ class Policy:
         settings = self._config.trainer.loss
         sampler_N_T = torch.zeros_like(output.logprobs_N_T)
         sampler_N_T[output.mask_N_T] = torch.tensor(
-            [logprob for rollout in rollouts for logprob in rollout.logprobs], dtype=sampler_N_T.dtype
+            [logprob for rollout in rollouts for logprob in rollout.logprobs],
+            dtype=sampler_N_T.dtype,
+            device=sampler_N_T.device,
         )
-        advantages_N_1 = torch.tensor([[rollout.advantage] for rollout in rollouts], dtype=sampler_N_T.dtype)
+        advantages_N_1 = sampler_N_T.new_tensor([[rollout.advantage] for rollout in rollouts])
         token_loss = prime_rl(
             output.logprobs_N_T,
             sampler_N_T,

@@ -1,6 +1,7 @@
 """A warm worker process: torch imported once, bases kept in memory, one request at a time.
 
-    python -m ai_trains_ai.inner.worker --parent=PID [--unsafe-no-sandbox] [--base NAME=FOLDER]...
+    python -m ai_trains_ai.inner.worker --parent=PID [--device=cpu] [--unsafe-no-sandbox]
+                                        [--base NAME=FOLDER]...
 
     stdin  ── reader thread ──> queue ──> main thread: probe | train | sample | warm | ping | stop
     stdout <── events and the answer ──────────┘        (anything printed goes to stderr instead)
@@ -69,8 +70,9 @@ class LoadedModel:
 class Workshop:
     """What the worker keeps between requests, and one method for each request."""
 
-    def __init__(self, *, unsafe_no_sandbox: bool, folders: Mapping[str, Path]) -> None:
+    def __init__(self, *, unsafe_no_sandbox: bool, folders: Mapping[str, Path], device: str) -> None:
         self._unsafe = unsafe_no_sandbox
+        self._device = device
         self._folders = folders
         self._sandbox: Sandbox | None = None
         self._bases: dict[str, LoadedModel] = {}
@@ -165,7 +167,7 @@ class Workshop:
 
     def _base(self, name: str) -> LoadedModel:
         if name not in self._bases:
-            self._bases[name] = _load(self._folders.get(name) or base_folder(name))
+            self._bases[name] = _load(self._folders.get(name) or base_folder(name), self._device)
         return self._bases[name]
 
     def _model(self, ref: Mapping[str, Any]) -> LoadedModel:
@@ -173,7 +175,7 @@ class Workshop:
             return self._base(ref["base"])
         wanted = ref["sha256"]
         if wanted not in self._checkpoints:
-            loaded = _load(Path(ref["checkpoint"]))
+            loaded = _load(Path(ref["checkpoint"]), self._device)
             found = weights_sha256(loaded.model)
             if found != wanted:
                 raise InfrastructureError(
@@ -187,9 +189,24 @@ class Workshop:
         return self._checkpoints[wanted]
 
 
-def _load(folder: Path) -> LoadedModel:
+def _load(folder: Path, device: str) -> LoadedModel:
+    _check_device(device)
     with boundary(f"reading {folder}"):
-        return LoadedModel(load_model(folder), Tokenizer.from_folder(folder), folder)
+        return LoadedModel(load_model(folder, device=device), Tokenizer.from_folder(folder), folder)
+
+
+def _check_device(device: str) -> None:
+    """Raises UsageError for a device that torch does not know or this machine does not have."""
+    kind = device.partition(":")[0]
+    here: dict[str, Callable[[], bool]] = {
+        "cpu": lambda: True,
+        "cuda": torch.cuda.is_available,
+        "mps": torch.backends.mps.is_available,
+    }
+    if kind not in here:
+        raise UsageError(f"unknown device {device!r}: use one of {', '.join(here)}")
+    if not here[kind]():
+        raise UsageError(f"device {device!r}: torch finds none on this machine; use cpu")
 
 
 def serve(channel: wire.Channel, workshop: Workshop) -> None:
@@ -270,6 +287,7 @@ def _private_pipes() -> wire.Channel:
 def main() -> None:
     parser = argparse.ArgumentParser(description="A warm worker; started by ata, not by hand.")
     parser.add_argument("--parent", type=int, required=True)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--unsafe-no-sandbox", action="store_true")
     parser.add_argument("--base", action="append", default=[], metavar="NAME=FOLDER")
     arguments = parser.parse_args()
@@ -278,7 +296,10 @@ def main() -> None:
     channel = _private_pipes()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    serve(channel, Workshop(unsafe_no_sandbox=arguments.unsafe_no_sandbox, folders=folders))
+    workshop = Workshop(
+        unsafe_no_sandbox=arguments.unsafe_no_sandbox, folders=folders, device=arguments.device
+    )
+    serve(channel, workshop)
 
 
 if __name__ == "__main__":

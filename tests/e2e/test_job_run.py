@@ -185,3 +185,9 @@ def test_a_full_disk(ata: Ata, make_job: MakeJob, tmp_path: Path) -> None:
         assert code == 0, err
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=False)
+
+
+def test_a_device_that_is_not_here_is_wrong_use(ata: Ata, make_job: MakeJob) -> None:
+    code, found, err = ata.run("job", "run", make_job(), "--device", "abacus")
+    assert code == 2, err
+    assert "cpu, cuda, mps" in found["error"]["message"]
