@@ -23,7 +23,8 @@ from torch.nn import functional as F
 from ai_trains_ai.engine.kvcache import CacheShape, KVCache, Prefix
 from ai_trains_ai.engine.model import Model
 from ai_trains_ai.engine.packed import PackedLayer, pack, rotations
-from ai_trains_ai.engine.plan import Plan, plan_tokens
+from ai_trains_ai.engine.plan import plan_tokens
+from ai_trains_ai.engine.workspace import Workspace
 from ai_trains_ai.errors import UsageError
 
 _CHUNK = 64
@@ -41,9 +42,9 @@ class Decoder:
         self.weights = pack(model, dtype)
         self.config = model.config
         self.device = self.weights.device
-        self._wide = torch.float32 if self.device.type == "cpu" else self.weights.dtype
+        self._attention = torch.float32 if self.device.type == "cpu" else self.weights.dtype
         self._queries = self.config.num_heads // self.config.num_kv_heads
-        self._scale = self.config.head_dim**-0.5
+        self._eps = torch.full((1, 1), self.config.rms_eps, device=self.device)
         self._turns = rotations(self.config, 256, self.device)
 
     @torch.inference_mode()
@@ -60,7 +61,7 @@ class Decoder:
         lengths = [len(prompt) for prompt in prompts]
         self._check(lengths, counts)
         c = self.config
-        shape = CacheShape(c.num_layers, c.num_kv_heads, c.head_dim, self._wide, self.device)
+        shape = CacheShape(c.num_layers, c.num_kv_heads, c.head_dim, self._attention, self.device)
         cache = KVCache.empty(shape, len(prompts), max(counts), max(lengths), room)
         cache.prefixes = [Prefix(n) for n in lengths]
         for group, count in enumerate(counts):
@@ -72,13 +73,13 @@ class Decoder:
     def step(self, cache: KVCache, tokens_B: Tensor) -> Tensor:
         """Append one token to every row; float32 logits of the next ones, (rows, vocab)."""
         cache.reserve(1)
-        plan = cache.plan
-        if not isinstance(plan, Plan) or plan.version != cache.version:
-            plan = plan_tokens(cache, None)
-            cache.plan = plan
+        space = cache.scratch
+        if isinstance(space, Workspace) and space.plan.version == cache.version:
+            space.advance(cache)
         else:
-            plan.advance(cache)
-        return self._logits(self._read(cache, plan, tokens_B))
+            space = Workspace(plan_tokens(cache), cache, self.config)
+            cache.scratch = space
+        return self._logits(self._read(cache, space, tokens_B))
 
     @torch.inference_mode()
     def extend(self, cache: KVCache, tokens: Sequence[Sequence[int]]) -> Tensor:
@@ -91,13 +92,14 @@ class Decoder:
         for start in range(0, longest, _CHUNK):
             parts = [list(row[start : start + _CHUNK]) for row in tokens]
             flat = torch.tensor([token for part in parts for token in part], device=self.device)
-            hidden = self._read(cache, plan_tokens(cache, [len(part) for part in parts]), flat)
+            plan = plan_tokens(cache, [len(part) for part in parts])
+            hidden = self._read(cache, Workspace(plan, cache, self.config), flat)
             end = 0
             for row, part in enumerate(parts):
                 end += len(part)
                 if part:
                     last[row] = hidden[end - 1]
-        cache.plan = None
+        cache.scratch = None
         return self._logits(torch.stack([hidden for hidden in last if hidden is not None]))
 
     def _check(self, lengths: Sequence[int], counts: Sequence[int]) -> None:
@@ -120,9 +122,11 @@ class Decoder:
         spread = (starts[:, None] + columns * inside).flatten()  # (group, column) -> packed; padding -> first
         packed = inside.flatten().nonzero().squeeze(1)  # the way back
         turns = self._turns_at(columns.expand(groups, -1)[inside], longest)
-        x = self.weights.embed.index_select(0, tokens_N).to(self._wide)
+        x = self.weights.embed.index_select(0, tokens_N)
         for i, layer in enumerate(self.weights.layers):
-            qkv = self._qkv(layer, x, turns)
+            qkv = layer.qkv(self._normed(x)).to(self._attention)
+            qkv = qkv.view(len(x), self.config.num_kv_heads, queries + 2, self.config.head_dim)
+            self._turn_(layer, qkv[:, :, : queries + 1], turns)
             padded = qkv.index_select(0, spread).view(groups, longest, *qkv.shape[1:])
             k, v = padded[..., queries, :].transpose(1, 2), padded[..., queries + 1, :].transpose(1, 2)
             cache.prefix_k[i, ..., :longest] = k.transpose(2, 3)
@@ -130,19 +134,23 @@ class Decoder:
             mixed = qkv.new_empty(groups, longest, self.config.num_kv_heads, queries, self.config.head_dim)
             for j in range(queries):
                 q = padded[..., j, :].transpose(1, 2)
-                mixed[..., j, :] = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+                attended = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0)
+                mixed[..., j, :] = attended.transpose(1, 2)
             if i + 1 == len(self.weights.layers):  # from here on only the last tokens matter
                 last = starts + sizes - 1
                 packed, x = packed.index_select(0, last), x.index_select(0, last)
             self._finish(layer, x, mixed.view(groups * longest, -1).index_select(0, packed))
         return self._logits(x)
 
-    def _read(self, cache: KVCache, plan: Plan, tokens_N: Tensor) -> Tensor:
+    def _read(self, cache: KVCache, space: Workspace, tokens_N: Tensor) -> Tensor:
         """Hidden states (before the final norm) of the plan's new tokens; the cache grows by them."""
+        plan = space.plan
         turns = self._turns_at(plan.positions_N, max(cache.positions, default=0) + plan.tokens)
-        x = self.weights.embed.index_select(0, tokens_N).to(self._wide)
+        x = self.weights.embed.index_select(0, tokens_N)
         for i, layer in enumerate(self.weights.layers):
-            self._finish(layer, x, self._attend(self._qkv(layer, x, turns), plan, i))
+            layer.qkv.into(space.qkv_rows, self._normed(x))
+            self._turn_(layer, space.turned, turns)
+            self._finish(layer, x, space.attend(i))
         for row, count in zip(cache.rows, plan.counts, strict=True):
             row.length += count
         return x
@@ -153,55 +161,30 @@ class Decoder:
             self._turns = rotations(self.config, max(needed, 2 * len(self._turns)), self.device)
         return self._turns.index_select(0, positions_N).view(len(positions_N), 1, 1, -1)
 
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        normed = F.rms_norm(x, weight.shape, weight.to(x.dtype), self.config.rms_eps)
-        return normed.to(self.weights.dtype)
+    def _normed(self, x: Tensor) -> Tensor:
+        """x / rms(x) in the products' dtype; the gain is folded into the next matrix."""
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        inverse = torch.addcmul(self._eps, length, length, value=1.0 / x.shape[1]).rsqrt_()
+        if self.weights.dtype == torch.float32:
+            return x * inverse
+        return torch.mul(x, inverse, out=torch.empty_like(x, dtype=self.weights.dtype))
 
-    def _qkv(self, layer: PackedLayer, x: Tensor, turns: Tensor) -> Tensor:
-        """(token, kv head, [queries, key, value], head_dim), queries and keys rotated."""
-        qkv = layer.qkv(self._norm(x, layer.attn_norm)).to(self._wide)
-        qkv = qkv.view(len(x), self.config.num_kv_heads, self._queries + 2, self.config.head_dim)
-        turned = qkv[:, :, : self._queries + 1]
+    def _turn_(self, layer: PackedLayer, heads: Tensor, turns: Tensor) -> None:
+        """(token, kv head, [queries, key], head_dim): normalise where the model does, and rotate; in place."""
         if layer.qk_norm is not None:
-            normed = F.rms_norm(turned.float(), (self.config.head_dim,), None, self.config.rms_eps)
-            turned.copy_(normed.mul_(layer.qk_norm))
-        _rotate_(turned, turns)
-        return qkv
-
-    def _attend(self, qkv: Tensor, plan: Plan, index: int) -> Tensor:
-        """Attention of the new tokens over their prompt, their row's own positions, and themselves: (N, H·D)."""
-        prefix_k, prefix_v, own_k, own_v = plan.layers[index]
-        queries, dim = self._queries, self.config.head_dim
-        packed = qkv.view(-1, (queries + 2) * dim)
-        slots = packed if plan.to_slots is None else packed.index_select(0, plan.to_slots)
-        parts = slots.view(-1, queries + 2, dim)
-        q = parts[:, :queries] * self._scale
-        plan.write(own_k, own_v, parts if plan.uniform else packed.view(-1, queries + 2, dim), queries)
-        places = len(own_k)
-        shared = torch.bmm(q.view(len(prefix_k), -1, dim), prefix_k)
-        if plan.prefix_mask is not None:
-            shared.add_(plan.prefix_mask)
-        own = torch.bmm(q.view(places, -1, dim), own_k[..., : plan.own_length])
-        if plan.own_mask is not None:
-            own.view(places, plan.tokens, queries, -1).add_(plan.own_mask)
-        scores = torch.cat((shared.view(places, -1, prefix_k.shape[2]), own, plan.filler(own)), -1)
-        probs = torch.softmax(scores, -1)
-        split, end = prefix_k.shape[2], prefix_k.shape[2] + plan.own_length
-        mixed = torch.bmm(probs.view(len(prefix_k), -1, probs.shape[2])[..., :split], prefix_v)
-        mixed.view(places, -1, dim).baddbmm_(probs[..., split:end], own_v[:, : plan.own_length])
-        rows = mixed.view(-1, queries * dim)
-        if plan.to_rows is not None:
-            rows = rows.index_select(0, plan.to_rows)
-        return rows.view(len(qkv), -1)
+            normed = F.rms_norm(heads.float(), heads.shape[-1:], None, self.config.rms_eps)
+            heads.copy_(normed.mul_(layer.qk_norm))
+        _rotate_(heads, turns)
 
     def _finish(self, layer: PackedLayer, x: Tensor, mixed: Tensor) -> None:
         """The rest of a block, in place: attention's output projection, then the MLP."""
         layer.o.add_to(x, mixed.to(self.weights.dtype))
-        gate, up = layer.gate_up(self._norm(x, layer.mlp_norm)).chunk(2, dim=-1)
-        layer.down.add_to(x, F.silu(gate).mul_(up))
+        both = layer.gate_up(self._normed(x))
+        inner = self.config.intermediate_size
+        layer.down.add_to(x, F.silu(both[:, :inner]).mul_(both[:, inner:]))
 
     def _logits(self, x: Tensor) -> Tensor:
-        return self.weights.head(self._norm(x, self.weights.norm)).float()
+        return self.weights.head(self._normed(x)).float()
 
 
 def _rotate_(heads: Tensor, turns: Tensor) -> None:

@@ -21,7 +21,7 @@ from ai_trains_ai.engine.sampling import Completion, SamplingParams, draw_unifor
 from ai_trains_ai.errors import UsageError
 
 _LEAVE_SHARE = 1 / 16
-"""Done rows leave the batch once they are this share of it: leaving costs a plan, staying costs their work."""
+"""Done rows leave the batch once they are this share of it: leaving costs a plan, staying costs work."""
 
 
 def generate(
@@ -53,7 +53,8 @@ def generate(
     limit, longest = decoder.config.max_positions, max(len(prompt) for prompt in prompts)
     if longest + params.max_tokens > limit:
         raise UsageError(
-            f"a prompt of {longest} tokens and max_tokens {params.max_tokens} exceed the model's {limit} positions"
+            f"a prompt of {longest} tokens and max_tokens {params.max_tokens} exceed the {limit} positions that "
+            "the model reads"
         )
     total = len(prompts) * samples_per_prompt
     uniforms_N_T = draw_uniforms(total, params.max_tokens, seed).to(decoder.device)

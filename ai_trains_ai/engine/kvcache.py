@@ -80,7 +80,7 @@ class KVCache:
     prefixes: list[Prefix]
     rows: list[Row]
     version: int = 0
-    plan: object = field(default=None, repr=False)
+    scratch: object = field(default=None, repr=False)
     """Scratch of the decoder, valid for one version."""
 
     @classmethod
@@ -150,7 +150,7 @@ class KVCache:
     def take(self, rows: Sequence[int]) -> KVCache:
         """A cache of its own with copies of these rows, in this order; this one stays as it is."""
         places = [Row(r.group, r.slot, r.length) for r in (self.rows[row] for row in rows)]
-        taken = replace(self, rows=places, prefixes=list(self.prefixes), plan=None)
+        taken = replace(self, rows=places, prefixes=list(self.prefixes), scratch=None)
         counts = taken._counts()
         taken._regroup(sorted(counts), max(counts.values(), default=1), max(len(counts), 1))
         return taken

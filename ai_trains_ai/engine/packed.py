@@ -1,7 +1,9 @@
-"""A model's weights as the decoder wants them: cast, reordered and laid out once, read thousands of times.
+"""A model's weights as the decoder wants them: folded, reordered and laid out once, read thousands of times.
 
-Three changes against `model.Model`, none of which alters what is computed:
+None of the changes against `model.Model` alters what is computed, beyond rounding:
 
+- a norm's gain is multiplied into the columns of the matrices behind it, the attention scale into query rows,
+  an attached LoRA adapter is added to its weights;
 - query, key and value rows are stored by key-value head, [its queries | key | value], so that one view serves
   grouped attention without copies;
 - within each query and key head the two members of a rotary pair are neighbours, so that the rotation is one
@@ -22,7 +24,7 @@ import torch
 from torch import Tensor
 
 from ai_trains_ai.engine.config import ModelConfig
-from ai_trains_ai.engine.model import Attention, Model, inverse_frequencies
+from ai_trains_ai.engine.model import Attention, Model, Projection, inverse_frequencies
 
 _BATCH_HINT = 32
 """oneDNN picks its blocked layout for products of about this many rows; the layout is right for any."""
@@ -35,8 +37,12 @@ class Matrix(Protocol):
         """x Wᵀ, in x's dtype."""
         ...
 
-    def add_to(self, stream: Tensor, x: Tensor) -> None:
-        """stream += x Wᵀ; stream may be of a wider dtype."""
+    def into(self, out: Tensor, x: Tensor) -> None:
+        """out = x Wᵀ; out may be of a wider dtype."""
+        ...
+
+    def add_to(self, out: Tensor, x: Tensor) -> None:
+        """out += x Wᵀ; out may be of a wider dtype."""
         ...
 
 
@@ -49,11 +55,17 @@ class TransposedMatrix:
     def __call__(self, x: Tensor) -> Tensor:
         return torch.mm(x, self.weight)
 
-    def add_to(self, stream: Tensor, x: Tensor) -> None:
-        if stream.dtype == x.dtype:
-            stream.addmm_(x, self.weight)
+    def into(self, out: Tensor, x: Tensor) -> None:
+        if out.dtype == x.dtype:
+            torch.mm(x, self.weight, out=out)
         else:
-            stream.add_(torch.mm(x, self.weight))
+            out.copy_(torch.mm(x, self.weight))
+
+    def add_to(self, out: Tensor, x: Tensor) -> None:
+        if out.dtype == x.dtype:
+            out.addmm_(x, self.weight)
+        else:
+            out.add_(torch.mm(x, self.weight))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,36 +75,39 @@ class OneDnnMatrix:
     weight: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:
-        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, None, "none", [], "")
+        product: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self.weight, None, "none", [], "")
         return product
 
-    def add_to(self, stream: Tensor, x: Tensor) -> None:
-        stream.add_(self(x))
+    def into(self, out: Tensor, x: Tensor) -> None:
+        out.copy_(self(x))
+
+    def add_to(self, out: Tensor, x: Tensor) -> None:
+        out.add_(self(x))
 
 
 @dataclass(frozen=True, slots=True)
 class PackedLayer:
-    """qkv: rows ordered (kv head, [queries, key, value], element). qk_norm: (queries + 1, head_dim) or None."""
+    """qkv: rows ordered (kv head, [queries, key, value], element); it and gate_up take x / rms(x).
 
-    attn_norm: Tensor
+    qk_norm: gains of a kv head's queries (scaled) and key, (queries + 1, head_dim); None: no such norm.
+    """
+
     qkv: Matrix
     qk_norm: Tensor | None
     o: Matrix
-    mlp_norm: Tensor
     gate_up: Matrix
     down: Matrix
 
 
 @dataclass(frozen=True, slots=True)
 class PackedWeights:
-    """norm weights are float32; `embed` is (vocab, hidden) in `dtype`."""
+    """`embed` is float32 (vocab, hidden); `head` takes x / rms(x)."""
 
     config: ModelConfig
     dtype: torch.dtype
     device: torch.device
     embed: Tensor
     layers: tuple[PackedLayer, ...]
-    norm: Tensor
     head: Matrix
 
 
@@ -100,26 +115,25 @@ class PackedWeights:
 def pack(model: Model, dtype: torch.dtype | None = None) -> PackedWeights:
     """Snapshot of a model's weights, in `dtype` (None: the model's own)."""
     dtype = dtype or model.dtype
-    layers = tuple(
-        PackedLayer(
-            attn_norm=_copy(block.attn_norm.weight),
-            qkv=_matrix(_grouped_rows(block.attn, block.attn.qkv.weight), dtype),
-            qk_norm=_qk_norm(block.attn),
-            o=_matrix(block.attn.o.weight, dtype),
-            mlp_norm=_copy(block.mlp_norm.weight),
-            gate_up=_matrix(block.mlp.gate_up.weight, dtype),
-            down=_matrix(block.mlp.down.weight, dtype),
+    layers = []
+    for block in model.layers:
+        qkv, gate_up = _plain(block.attn.qkv), _plain(block.mlp.gate_up)
+        layers.append(
+            PackedLayer(
+                qkv=_matrix(_grouped_rows(block.attn, qkv * block.attn_norm.weight.float()), dtype),
+                qk_norm=_qk_norm(block.attn),
+                o=_matrix(_plain(block.attn.o), dtype),
+                gate_up=_matrix(gate_up * block.mlp_norm.weight.float(), dtype),
+                down=_matrix(_plain(block.mlp.down), dtype),
+            )
         )
-        for block in model.layers
-    )
     return PackedWeights(
         config=model.config,
         dtype=dtype,
         device=model.device,
-        embed=_copy(model.embed, dtype),
-        layers=layers,
-        norm=_copy(model.norm.weight),
-        head=_matrix(model.head_weight, dtype),
+        embed=model.embed.detach().to(torch.float32, copy=True),
+        layers=tuple(layers),
+        head=_matrix(model.head_weight.detach().float() * model.norm.weight.float(), dtype),
     )
 
 
@@ -145,12 +159,18 @@ def onednn_packs() -> bool:
     return torch.allclose(product.float(), torch.mm(x, weight.t()).float(), rtol=2e-2, atol=2e-2)
 
 
-def _copy(tensor: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    return tensor.detach().to(dtype, copy=True)
+def _plain(projection: Projection) -> Tensor:
+    """The weight with the attached LoRA pairs added: float32, a copy."""
+    weight = projection.weight.detach().to(torch.float32, copy=True)
+    for name, rows in projection.slices().items():
+        pair = projection.lora.get(name)
+        if pair is not None:
+            weight[rows].addmm_(pair.b.detach().float(), pair.a.detach().float(), alpha=pair.scale)
+    return weight
 
 
 def _matrix(weight: Tensor, dtype: torch.dtype) -> Matrix:
-    weight = _copy(weight, dtype)
+    weight = weight.to(dtype)
     if weight.device.type != "cpu":
         return TransposedMatrix(weight.t())
     if dtype == torch.bfloat16 and onednn_packs():
@@ -159,11 +179,15 @@ def _matrix(weight: Tensor, dtype: torch.dtype) -> Matrix:
 
 
 def _grouped_rows(attention: Attention, weight: Tensor) -> Tensor:
-    """Rows [all q | all k | all v] -> by kv head [its q | k | v], rotary pairs as neighbours in q and k."""
+    """Rows [all q | all k | all v] -> by kv head [its q | k | v], rotary pairs as neighbours in q and k.
+
+    Queries are scaled here, unless a norm follows that would undo it.
+    """
     kv, dim, inputs = attention.num_kv_heads, attention.head_dim, weight.shape[1]
-    heads = weight.view(-1, dim, inputs)
-    q, k, v = torch.split(heads, [attention.num_heads, kv, kv])
+    q, k, v = torch.split(weight.view(-1, dim, inputs), [attention.num_heads, kv, kv])
     q, k = _neighbours(q), _neighbours(k)
+    if attention.q_norm is None:
+        q = q * dim**-0.5
     grouped = torch.cat((q.view(kv, -1, dim, inputs), k.unsqueeze(1), v.unsqueeze(1)), dim=1)
     return grouped.reshape(weight.shape)
 
@@ -178,5 +202,6 @@ def _qk_norm(attention: Attention) -> Tensor | None:
     if attention.q_norm is None or attention.k_norm is None:
         return None
     queries = attention.num_heads // attention.num_kv_heads
-    q, k = _copy(attention.q_norm.weight), _copy(attention.k_norm.weight)
+    q = attention.q_norm.weight.detach().float() * attention.head_dim**-0.5
+    k = attention.k_norm.weight.detach().float()
     return _neighbours(torch.cat((q.expand(queries, -1), k.unsqueeze(0))))
