@@ -214,7 +214,7 @@ def _score(
     hidden = HiddenEval.of(request.family, place.secret, place.evaluation)
     scores = {base: base_score(place, hidden, base, on_event) for base in request.bases}
     pre, best_pre = scores[request.job.base_model], best(list(scores.values()))
-    post = trained_score(place, hidden, training, on_event)
+    post = trained_score(place, hidden, request.job.base_model, training, on_event)
     seed = derive(request.seed, "intervals")
     low, high = reward.uplift_interval(post, best_pre, place.reward, seed=seed)
     noticed = (stopped_early(training), divergence(training.steps, pre, post, seed=seed))

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ai_trains_ai.engine.bases import BASES
 from ai_trains_ai.errors import InfrastructureError
 from ai_trains_ai.fleet.local import WorkerPool
 from ai_trains_ai.fleet.versions import sampling_versions
 from ai_trains_ai.fleet.workplace import JobEvent, OnEvent, Workplace
 from ai_trains_ai.inner.client import ModelRef
 from ai_trains_ai.scoring.baseline import baseline
-from ai_trains_ai.scoring.evaluate import Progress, Sampler, evaluate
+from ai_trains_ai.scoring.evaluate import AT_ONCE, Progress, Sampler, evaluate
 from ai_trains_ai.scoring.hidden_eval import HiddenEval
 from ai_trains_ai.types import EvalResult, TrainingRun
+
+LARGE_PARAMETERS = 10_000_000
+AT_ONCE_LARGE = 64
+"""Completions in one request to a large base: its cache fits a laptop, its answer the time limit."""
 
 TINY_BASES = ("nano-0.2m", "nano-0.8m")
 """Always compared with: measured in seconds, once."""
@@ -26,6 +31,11 @@ def compared_bases(place: Workplace, family: str, job_base: str) -> tuple[str, .
     """
     known = place.store.evals.measured(family, place.secret.id, place.evaluation.model_dump_json())
     return (*TINY_BASES, *sorted({job_base, *known} - set(TINY_BASES)))
+
+
+def at_once(base: str) -> int:
+    """Completions to ask for in one request, of a base and of what it was trained to alike."""
+    return AT_ONCE_LARGE if base in BASES and BASES[base].parameters >= LARGE_PARAMETERS else AT_ONCE
 
 
 def sampler(
@@ -55,22 +65,22 @@ def base_score(place: Workplace, hidden: HiddenEval, base: str, on_event: OnEven
         base=base,
         base_sha256=place.base_hash(base),
         versions=sampling_versions(),
+        at_once=at_once(base),
         progress=_counting(f"measuring the untrained {base}", "baseline", on_event),
     )
 
 
 def trained_score(
-    place: Workplace, hidden: HiddenEval, training: TrainingRun, on_event: OnEvent
+    place: Workplace, hidden: HiddenEval, base: str, training: TrainingRun, on_event: OnEvent
 ) -> EvalResult:
-    """The trained model's score. The worker loads the checkpoint only if its weights have the reported
-    hash.
-    """
+    """The score of what `base` was trained to; a worker loads it only if it has the reported hash."""
     model = ModelRef(checkpoint=training.checkpoint, sha256=training.weights_sha256)
     return evaluate(
         sampler(place.pool, model, hidden.config.max_completion_tokens),
         hidden,
         model=training.weights_sha256,
         samples=hidden.config.samples,
+        at_once=at_once(base),
         progress=_counting("scoring the trained model", "score", on_event),
     )
 

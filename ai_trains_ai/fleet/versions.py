@@ -20,6 +20,7 @@ SAMPLING = (
     "tasks/generators/*.py",
     "scoring/evaluate.py",
     "scoring/hidden_eval.py",
+    "fleet/scorer.py",
 )
 """What decides an untrained base's score; `NOT_SAMPLING` is taken out of it."""
 

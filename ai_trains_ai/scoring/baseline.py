@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 
-from ai_trains_ai.scoring.evaluate import Progress, Sampler, evaluate
+from ai_trains_ai.scoring.evaluate import AT_ONCE, Progress, Sampler, evaluate
 from ai_trains_ai.scoring.hidden_eval import HiddenEval
 from ai_trains_ai.store.store import Store
 from ai_trains_ai.types import EvalResult
@@ -37,6 +37,7 @@ def baseline(
     base: str,
     base_sha256: str,
     versions: Mapping[str, str],
+    at_once: int = AT_ONCE,
     progress: Progress | None = None,
 ) -> EvalResult:
     """The score of the untrained base, from the store or, under a lock so that nobody measures twice, from
@@ -51,7 +52,12 @@ def baseline(
         if known is not None:
             return known
         result = evaluate(
-            sampler, hidden, model=base, samples=hidden.config.baseline_samples, progress=progress
+            sampler,
+            hidden,
+            model=base,
+            samples=hidden.config.baseline_samples,
+            at_once=at_once,
+            progress=progress,
         )
         return store.evals.save_baseline(
             key,

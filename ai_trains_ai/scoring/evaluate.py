@@ -20,10 +20,8 @@ arguments.
 Progress = Callable[[int, int], None]
 """(completions so far, completions in all)."""
 
-MAX_SEQUENCES = 512
-"""Completions asked for at once. Part of what makes scores repeatable: batches are cut the same way every
-time.
-"""
+AT_ONCE = 512
+"""Completions asked for in one call."""
 
 
 def evaluate(
@@ -32,17 +30,19 @@ def evaluate(
     *,
     model: str,
     samples: int,
+    at_once: int = AT_ONCE,
     progress: Progress | None = None,
 ) -> EvalResult:
     """Score `model`, `samples` completions an item.
 
+    at_once: completions asked for in one call, part of what a score depends on.
     Deterministic when the sampler is. Raises InfrastructureError when the sampler returns another number of
     completions than asked for; whatever the sampler raises passes through.
     """
     started = time.monotonic()
     scorer = family(hidden.family)
     items = hidden.items
-    prompts_at_once = max(1, MAX_SEQUENCES // samples)
+    prompts_at_once = max(1, at_once // samples)
     scores: list[float] = []
     solved = 0
     for start in range(0, len(items), prompts_at_once):

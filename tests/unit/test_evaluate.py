@@ -9,7 +9,7 @@ import pytest
 from ai_trains_ai.config import EvalConfig
 from ai_trains_ai.errors import InfrastructureError
 from ai_trains_ai.fleet.versions import SAMPLING, TRAINING, base_sha256, libraries, source_digest
-from ai_trains_ai.scoring.evaluate import MAX_SEQUENCES, evaluate
+from ai_trains_ai.scoring.evaluate import AT_ONCE, evaluate
 from ai_trains_ai.scoring.hidden_eval import EvalSecret, HiddenEval
 from ai_trains_ai.tasks.base import write_up
 from ai_trains_ai.tasks.registry import FAMILIES, family
@@ -82,11 +82,14 @@ def test_batches_are_cut_the_same_way_and_seeded_apart() -> None:
         return [["Answer: x"] * samples for _ in prompts]
 
     evaluate(sample, large, model="base", samples=8)
-    assert [count for count, _ in calls] == [MAX_SEQUENCES // 8] * 4
+    assert [count for count, _ in calls] == [AT_ONCE // 8] * 4
     assert len({seed for _, seed in calls}) == 4
     first, calls[:] = list(calls), []
     evaluate(sample, large, model="another", samples=8)
     assert calls == first, "base and trained model are sampled with the same seeds"
+    calls.clear()
+    evaluate(sample, large, model="large", samples=1, at_once=64)
+    assert [count for count, _ in calls] == [64] * 4
 
 
 def test_a_short_answer_of_the_sampler_is_infrastructure() -> None:
