@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from tokenizers import Tokenizer
 
 from ai_trains_ai.engine.layout import TokenGroup
+from ai_trains_ai.inner.pretraining.drills import drill
 from ai_trains_ai.seeds import derive
 from ai_trains_ai.tasks.base import Family
 from ai_trains_ai.tasks.modes import MODES, Mode, write
@@ -40,9 +41,18 @@ class Chat:
 
 
 def batch(
-    chat: Chat, size: int, doses: Doses, *, seed: int, number: int, max_level: int, careful_slip: float
+    chat: Chat,
+    size: int,
+    doses: Doses,
+    *,
+    seed: int,
+    number: int,
+    max_level: int,
+    careful_slip: float,
+    drills: float,
 ) -> list[TokenGroup]:
-    """Examples of batch `number`: families in turn, levels uniform in 1..max_level, modes by dose.
+    """Examples of batch `number`: families in turn, levels uniform in 1..max_level, modes by dose; a share
+    `drills` of them are recall drills instead.
 
     Sorted by length, so that neighbours fit into one padded block.
     """
@@ -50,6 +60,9 @@ def batch(
     names = list(doses)
     examples = []
     for i in range(size):
+        if rng.random() < drills:
+            examples.append(chat.example(*drill(rng)))
+            continue
         family = FAMILIES[names[(number * size + i) % len(names)]]
         task = family.generate(rng.getrandbits(62), rng.randint(1, max_level))
         text = write(family, task, _draw(doses[family.name], rng), rng, careful_slip=careful_slip)

@@ -20,7 +20,7 @@ from ai_trains_ai.inner.pretraining.recipe import StageConfig
 
 MICRO_BATCH = 24
 """Sequences a padded block: activations of a nano model for these stay near the cache."""
-SAVE_EVERY = 100
+SAVE_EVERY = 250
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +106,7 @@ class Stage:
             number=self.done,
             max_level=level,
             careful_slip=self.slip,
+            drills=config.drills if self.done < config.drill_batches else 0.0,
         )
         targets = sum(len(example.completions[0]) for example in examples)
         total = 0.0

@@ -21,6 +21,8 @@ class ShapeConfig(Config):
     num_layers: int
     num_heads: int
     max_positions: int = 512
+    rope_theta: float = 100.0
+    """Small: prompts are short, and neighbours have to be told apart."""
 
 
 class StageConfig(Config):
@@ -39,6 +41,9 @@ class StageConfig(Config):
     decay: Annotated[float, Field(ge=0.0, le=1.0)] = 0.3
     easy_batches: int = 0
     """Batches at the start that hold levels 1 and 2 alone."""
+    drills: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    drill_batches: int = 0
+    """Share of recall drills (see `drills`) among the examples of that many first batches."""
     max_level: Annotated[int, Field(ge=1, le=8)] = 5
 
 
@@ -85,7 +90,7 @@ class Recipe(Config):
             num_kv_heads=self.shape.num_heads,
             head_dim=self.shape.hidden_size // self.shape.num_heads,
             rms_eps=1e-6,
-            rope_theta=10_000.0,
+            rope_theta=self.shape.rope_theta,
             tie_embeddings=True,
             max_positions=self.shape.max_positions,
             eos_token_id=eos,

@@ -2,7 +2,7 @@
 
 import random
 
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
+LETTERS = "abcdefghijkl"
 # New order of positions 0 1 2 3.
 OPS = {
     "reverse": (3, 2, 1, 0),
