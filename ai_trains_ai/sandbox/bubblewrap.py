@@ -51,8 +51,9 @@ class Bubblewrap:
     level = LEVEL
     trusted = True
 
-    def __init__(self, bwrap: str | None = None) -> None:
-        """bwrap: its path; by default the first on PATH. Raises LevelUnavailable."""
+    def __init__(self, bwrap: str | None = None, runtime: Runtime | None = None) -> None:
+        """bwrap: its path, by default the first on PATH. runtime: the Python to offer, by default ours or the
+        system's. Raises LevelUnavailable."""
         found = bwrap or shutil.which("bwrap")
         if sys.platform != "linux" or found is None:
             reason = "bwrap is not installed" if sys.platform == "linux" else "it needs Linux"
@@ -61,7 +62,7 @@ class Bubblewrap:
             raise LevelUnavailable(LEVEL, "no seccomp table for this processor", "use x86_64 or 64-bit Arm")
         self._bwrap = found
         try:
-            self._runtime = find_runtime()
+            self._runtime = runtime or find_runtime()
         except LookupError as error:
             raise LevelUnavailable(
                 LEVEL, str(error), "install a Python 3.11 or newer that every user can run, e.g. in /usr"

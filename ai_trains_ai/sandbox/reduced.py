@@ -23,8 +23,8 @@ class Reduced:
     level = LEVEL
     trusted = True
 
-    def __init__(self) -> None:
-        """Raises LevelUnavailable."""
+    def __init__(self, runtime: Runtime | None = None) -> None:
+        """runtime: the Python to offer, by default ours or the system's. Raises LevelUnavailable."""
         if sys.platform != "linux":
             raise LevelUnavailable(LEVEL, "it needs Linux", "use a container engine")
         if not seccomp.supported():
@@ -40,7 +40,7 @@ class Reduced:
                 "lsm=landlock,...); in a container, a seccomp profile that lets the landlock calls through",
             )
         try:
-            self._runtime = find_runtime()
+            self._runtime = runtime or find_runtime()
         except LookupError as error:
             raise LevelUnavailable(
                 LEVEL, str(error), "install a Python 3.11 or newer that every user can run, e.g. in /usr"
