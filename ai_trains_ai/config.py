@@ -124,7 +124,7 @@ class JobLimits(Config):
     reward_bound: float = 100.0
     """Rewards outside ± this are refused."""
     max_reward_errors: float = 0.02
-    """Share of reward calls of a step that may raise (each counts as 0, is counted and reported)."""
+    """Share of a run's completions on which a reward may raise (each scores 0, is counted and reported)."""
 
 
 class RewardConfig(Config):

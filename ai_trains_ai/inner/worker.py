@@ -107,6 +107,7 @@ class Workshop:
                 family(arguments["family"]) if arguments["family"] else None,
                 limits,
                 count_tokens=lambda text: len(base.tokenizer.encode_prompt(text)),
+                unknown_share=base.tokenizer.unknown_share,
             )
             if not any(finding.severity == "error" for finding in findings):
                 config = PrimeRlConfig(**job.prime_rl)

@@ -27,6 +27,7 @@ from ai_trains_ai.tasks.registry import FAMILIES
 from ai_trains_ai.types import EnvTask, Finding, Job
 
 PROBED_TASKS = 8
+MAX_UNKNOWN_SHARE = 0.02
 _JUNK = ("", "I do not know.", "Answer:", "Answer: " + "9" * 400, "Antwort → 7 \U0001f642")
 """Texts that an untrained model may produce; a reward function has to give each a number."""
 _GUESSES = 64
@@ -54,14 +55,18 @@ def environment_probe(
     family: Family | None,
     limits: JobLimits,
     count_tokens: Callable[[str], int] | None = None,
+    unknown_share: Callable[[str], float] | None = None,
 ) -> list[Finding]:
     """Check a loaded environment: its tasks, its prompts and its rewards.
 
-    `count_tokens` gives the length of a text in the base model's tokens; without it lengths go unchecked.
+    Of the base model's tokenizer: `count_tokens` gives the length of a text, `unknown_share` the share of it
+    that has no token of its own. Without them, lengths and characters go unchecked.
     """
     findings = _distinct(host.tasks, limits)
     if count_tokens is not None:
         findings += _prompt_lengths(job, host.tasks, limits, count_tokens)
+    if unknown_share is not None:
+        findings += _unreadable(host.tasks, unknown_share)
     if _has_error(findings):
         return findings
     try:
@@ -135,7 +140,7 @@ def _prompt_lengths(
 ) -> list[Finding]:
     config = PrimeRlConfig.model_validate(job.prime_rl)
     room = config.seq_len - config.orchestrator.train.sampling.max_completion_tokens
-    lengths = [count_tokens(task.prompt) + count_tokens(task.system_prompt or "") for task in tasks]
+    lengths = [sum(count_tokens(text) for text in _texts(task)) for task in tasks]
     longest = max(lengths)
     if longest > room:
         message = (
@@ -146,11 +151,28 @@ def _prompt_lengths(
     return budget_findings(config, limits, fmean(lengths))
 
 
+def _texts(task: EnvTask) -> list[str]:
+    return [task.prompt] if task.system_prompt is None else [task.prompt, task.system_prompt]
+
+
+def _unreadable(tasks: Sequence[EnvTask], unknown_share: Callable[[str], float]) -> list[Finding]:
+    shares = [max(map(unknown_share, _texts(task))) for task in _sample(tasks)]
+    worst = max(shares, default=0.0)
+    if worst <= MAX_UNKNOWN_SHARE:
+        return []
+    message = f"{worst:.0%} of a prompt has no token in the base model's vocabulary: the model cannot read it"
+    return [Finding("prompt_characters", message, "keep to the characters of the spec's examples", "warning")]
+
+
+def _sample(tasks: Sequence[EnvTask]) -> Sequence[EnvTask]:
+    """A few tasks, spread over all of them."""
+    return tasks[:: max(1, len(tasks) // PROBED_TASKS)][:PROBED_TASKS]
+
+
 def _rewards(job: Job, host: EnvHost, family: Family | None, limits: JobLimits) -> list[Finding]:
     """Score worked solutions, wrong answers and junk on a few of the job's own tasks."""
     findings: list[Finding] = []
-    step = max(1, len(host.tasks) // PROBED_TASKS)
-    chosen = host.tasks[::step][:PROBED_TASKS]
+    chosen = _sample(host.tasks)
     probes = [(task, texts) for task in chosen if family and (texts := _answers(family, task.prompt))]
     if family and len(probes) < len(chosen):
         strange = len(chosen) - len(probes)

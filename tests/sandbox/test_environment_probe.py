@@ -130,6 +130,17 @@ def test_prompts_that_do_not_fit_are_rejected(sandbox: Sandbox) -> None:
     assert "task 499 has 500 tokens; 448 are left" in finding.message
 
 
+def test_prompts_that_the_base_cannot_read_are_warned_about(sandbox: Sandbox) -> None:
+    given = files()
+    strange = given["environment.py"].replace(
+        b"Data(prompt=prompt,", b"Data(prompt=prompt + ' \xe2\x82\xac' * 5,"
+    )
+    job = made(given | {"environment.py": strange})
+    found = dynamic(job, sandbox, unknown_share=lambda text: text.count("€") / len(text))
+    assert [(finding.check, finding.severity) for finding in found] == [("prompt_characters", "warning")]
+    assert dynamic(made(given), sandbox, unknown_share=lambda text: 0.01) == []
+
+
 def test_prompts_count_against_the_budget(sandbox: Sandbox) -> None:
     toml = "[prime_rl]\nmax_steps = 40\nseq_len = 4096\n[prime_rl.orchestrator]\ngroup_size = 2\n"
     finding = only(
