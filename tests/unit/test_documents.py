@@ -10,10 +10,9 @@ import click
 import pytest
 
 from ai_trains_ai.cli import main as ata
-from ai_trains_ai.config import JobLimits, PrimeRlConfig
-from ai_trains_ai.jobs.whitelist import OPTIONS
-from ai_trains_ai.tasks.modes import START
+from ai_trains_ai.config import PrimeRlConfig
 from ai_trains_ai.tasks.registry import FAMILIES
+from tests.golden import make_documents
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("bench/*.md")])
@@ -50,12 +49,6 @@ def unknown_part(line: str) -> str | None:
                 return word
             command = command.commands[word]
     return None
-
-
-def cells(document: str) -> list[list[str]]:
-    """The rows of a document's tables."""
-    lines = (ROOT / document).read_text().splitlines()
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
 
 
 def anchors(document: Path) -> set[str]:
@@ -120,31 +113,15 @@ def test_shown_make_targets_exist() -> None:
     assert not {(name, target) for name, target in shown if target not in targets}
 
 
-def test_the_job_format_lists_every_key_with_its_default() -> None:
-    rows = {row[0].strip("`"): row[1:] for row in cells("docs/job-format.md") if len(row) == 3}
-    for dotted, option in OPTIONS.items():
-        default = option.default
-        text = (
-            str(default).lower()
-            if isinstance(default, bool)
-            else default
-            if isinstance(default, str)
-            else f"{default:g}"
-        )
-        assert rows.pop(dotted) == [option.accepts(), f'"{text}"' if isinstance(default, str) else text], (
-            dotted
-        )
-    assert not [key for key in rows if "." in key], "keys that a job may not set"
+@pytest.mark.parametrize("document", DOCUMENTS, ids=short)
+def test_generated_parts_are_up_to_date(document: Path) -> None:
+    text = document.read_text()
+    assert text == make_documents.rewritten(text), "run: python tests/golden/make_documents.py"
 
 
-def test_the_job_format_lists_the_limits() -> None:
-    values = [row[1] for row in cells("docs/job-format.md") if len(row) == 2 and row[1].isdigit()]
-    limits = JobLimits()
-    names = (
-        "max_rollouts max_training_tokens max_files max_file_bytes max_total_bytes min_distinct_tasks "
-        "max_tasks max_prompt_chars load_seconds score_seconds train_seconds memory_mb"
-    )
-    assert values == [f"{getattr(limits, name):.0f}" for name in names.split()]
+def test_every_generated_part_is_shown() -> None:
+    shown = [found[1] for d in DOCUMENTS for found in make_documents.BLOCK.findall(d.read_text())]
+    assert sorted(shown) == sorted(make_documents.PARTS)
 
 
 def test_the_job_formats_example_is_accepted() -> None:
@@ -152,22 +129,3 @@ def test_the_job_formats_example_is_accepted() -> None:
     example = tomllib.loads(text.split("```toml\n")[1].split("```")[0])
     PrimeRlConfig.model_validate(example["prime_rl"])
     assert example["family"] in FAMILIES
-
-
-def test_the_families_table_agrees_with_the_code() -> None:
-    rows = [row for row in cells("docs/families.md") if len(row) == 3 and row[0].startswith("`")]
-    shown = {row[0].split("`")[1]: float(row[2]) for row in rows if row[2].replace(".", "").isdigit()}
-    assert shown == {family.name: family.published_baseline for family in FAMILIES.values()}
-
-
-def test_the_families_example_is_the_codes() -> None:
-    prompt, solution = FENCED.findall((ROOT / "docs/families.md").read_text())[:2]
-    family = FAMILIES["string_pipeline"]
-    example = family.spec().examples[2]
-    assert prompt == example.prompt + "\n"
-    assert solution == family.gold(example) + "\n"
-
-
-def test_the_ways_of_answering_are_the_codes() -> None:
-    rows = [row for row in cells("docs/families.md") if row[0] in START]
-    assert {row[0]: row[1].strip("`") for row in rows} == START
