@@ -38,16 +38,14 @@ if resource.getrlimit(resource.RLIMIT_NPROC)[0] > facts["at_most"]:
     sys.exit("nothing bounds the bomb: not set off")
 readable, writable = os.pipe()
 os.set_blocking(readable, False)
-deadline = time.monotonic() + 0.5
-first = os.getpid()
-refused = 0
-while time.monotonic() < deadline:
+first, refused = os.getpid(), 0
+deadline = time.monotonic() + 30
+while not refused and time.monotonic() < deadline:
     try:
         if os.fork() == 0:
             os.write(writable, b"x")
     except OSError:
         refused += 1
-        time.sleep(0.01)
 if os.getpid() != first:
     time.sleep(60)
 time.sleep(0.2)
