@@ -104,6 +104,9 @@ class AtaGroup(click.Group):
             return code if isinstance(code, int) else DONE
         except click.exceptions.Exit as ending:
             return ending.exit_code
+        except click.exceptions.NoArgsIsHelpError as nothing:
+            click.echo(nothing.format_message())
+            return DONE
         except click.ClickException as error:
             context = getattr(error, "ctx", None)
             usage = f"{context.get_usage()}\n" if context is not None and not as_json else ""

@@ -23,7 +23,7 @@ def job() -> None:
     """Make, check and run a training job."""
 
 
-@job.command()
+@job.command(short_help="Write a job for FAMILY to start from.")
 @click.argument("family")
 @click.option(
     "--dir",
@@ -52,7 +52,7 @@ def new(family: str, directory: Path, as_json: bool) -> int:
     return 0
 
 
-@job.command()
+@job.command(short_help="Everything that is wrong with a job, before it trains.")
 @job_directory
 @seed_option
 @home_option
@@ -81,7 +81,7 @@ def check(
     return 0 if found.valid else 1
 
 
-@job.command()
+@job.command(short_help="Train, score and reward a job.")
 @job_directory
 @seed_option
 @click.option("--no-cache", is_flag=True, help="Run it even if this very job and seed has a result already.")

@@ -261,6 +261,10 @@ def test_help_is_for_everybody(run: Ata) -> None:
         assert code == 0
         assert "Usage:" in out
     assert run("--version")[1].startswith("ata ")
+    for arguments in ([], ["job"]):
+        code, out, err = run(*arguments)
+        assert (code, err) == (0, "")
+        assert "Commands:" in out
 
 
 def test_help_is_fast() -> None:
