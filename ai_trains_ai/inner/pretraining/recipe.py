@@ -50,7 +50,7 @@ class StageConfig(Config):
 class ModesConfig(Config):
     """How the careless modes are dosed (see `tasks.modes`)."""
 
-    careful_slip: float = 0.01
+    careful_slip: float = 0.005
     """Chance of a slip at each step of a careful solution."""
     sloppy: float = 0.35
     early: float = 0.25
@@ -70,6 +70,8 @@ class Recipe(Config):
     skill: StageConfig
     modes: StageConfig
     doses: ModesConfig = ModesConfig()
+    card_samples: int = 1024
+    """Completions a family and mode behind the model card's figures."""
     targets: dict[str, float] = Field(default_factory=dict)
     """Family -> accuracy to set; the published baseline where none is given."""
 

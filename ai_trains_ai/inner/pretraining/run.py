@@ -91,7 +91,7 @@ def _publish(
     written = load_model(scratch)
     seed = derive(recipe.seed, "card")
     measured = {
-        name: measure(written, tokenizer, family, samples=1024, seed=seed)
+        name: measure(written, tokenizer, family, samples=recipe.card_samples, seed=seed)
         for name, family in FAMILIES.items()
     }
     facts = {
