@@ -46,9 +46,10 @@ def supervise(spec: StageSpec) -> int:
     try:
         code = _run(spec, folder)
     finally:
-        if spec["cleanup"]:
-            _engine(spec, spec["cleanup"], folder)
-        _remove_folder(folder)
+        try:
+            _remove_container(spec, folder)
+        finally:
+            _remove_folder(folder)
     if code is None:
         return FAILED
     os.write(spec["status_fd"], b'{"exit-code": %d}\n' % code)
@@ -212,6 +213,14 @@ def _children() -> list[int]:
             return [int(word) for word in file.read().split()]
     except OSError:  # no such list on this system: the process group has to do
         return []
+
+
+def _remove_container(spec: StageSpec, folder: str) -> None:
+    """A removal that fails is fine if there is no such container: it never came to be."""
+    if not spec["cleanup"] or _engine(spec, spec["cleanup"], folder) is not None:
+        return
+    if _engine(spec, spec["check_started"], folder) is not None:
+        raise OSError("the container engine could not remove the job's container")
 
 
 def _engine(spec: StageSpec, argv: list[str], folder: str) -> str | None:

@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from sandbox_attack import running
 from ai_trains_ai.errors import InfrastructureError
 from ai_trains_ai.sandbox.base import SandboxLimits
 from ai_trains_ai.sandbox.bubblewrap import Bubblewrap
+from ai_trains_ai.sandbox.container import Container
 from ai_trains_ai.sandbox.uids import COUNT, FIRST, UidLease
 
 SLEEPER = "import time; print('up', flush=True); time.sleep(600)"
@@ -48,13 +50,18 @@ def within(seconds: float, condition) -> bool:
     return True
 
 
-def folders() -> set[str]:
-    return {path.name for path in Path(tempfile.gettempdir()).glob("ai-trains-ai-[0-9]*")}
+@pytest.fixture
+def temporary(monkeypatch) -> Iterator[Path]:
+    """A temporary directory of this test's own: others run sandboxes on this machine too."""
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o755)
+        monkeypatch.setattr(tempfile, "tempdir", name)
+        monkeypatch.setenv("TMPDIR", name)
+        yield Path(name)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_nothing_survives_the_launchers_death(sandbox, number):
-    before = folders()
+def test_nothing_survives_the_launchers_death(sandbox, temporary, number):
     marker = uuid.uuid4().hex
     command = [sys.executable, "-c", LAUNCHER, sandbox.level, FORKING_SLEEPER, marker]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as launcher:
@@ -62,9 +69,10 @@ def test_nothing_survives_the_launchers_death(sandbox, number):
         assert launcher.stdout.readline() == b"up\n"
         inside = [pid for pid in running(marker) if pid != launcher.pid]
         assert inside, "the launcher itself and what runs inside carry the marker"
+        assert sandbox.level == "bubblewrap" or os.listdir(temporary)
         launcher.send_signal(number)
     assert within(20, lambda: running(marker) == []), running(marker)
-    assert within(20, lambda: folders() <= before), "and its files are gone too"
+    assert within(20, lambda: os.listdir(temporary) == []), "and its files are gone too"
 
 
 def test_it_outlives_the_thread_that_started_it(sandbox):
@@ -105,9 +113,8 @@ sys.stdin.read(1)
         process.kill()
 
 
-def test_nothing_is_left_behind(sandbox):
+def test_nothing_is_left_behind(sandbox, temporary):
     """No descriptor (a user number is held by one), no thread, no directory, after ends of every kind."""
-    before_folders = folders()
 
     def use() -> None:
         with sandbox.start(
@@ -124,7 +131,7 @@ def test_nothing_is_left_behind(sandbox):
     before = os.listdir("/proc/self/fd"), threading.active_count()
     use()
     assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == (len(before[0]), before[1])
-    assert folders() <= before_folders
+    assert os.listdir(temporary) == []
 
 
 def test_a_program_that_is_not_there_is_our_fault(sandbox):
@@ -180,3 +187,38 @@ def test_user_numbers_are_never_shared():
     assert numbers <= set(range(FIRST, FIRST + COUNT))
     for lease in leases:
         lease.release()
+
+
+ENGINE = """#!/bin/sh
+case "$1" in
+  run) while [ "$1" != "/bin/sh" ]; do shift; done; exec "$@" ;;
+  rm) exit 1 ;;
+  inspect) [ -e {stuck} ] && echo 2026-01-01 ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(("stuck", "problem"), [(False, "before the job began"), (True, "could not remove")])
+def test_a_container_engine_that_fails_is_our_fault_and_leaves_no_files(tmp_path, temporary, stuck, problem):
+    """One that says of no container that it was started, and one that cannot remove it."""
+    engine, mark = tmp_path / "docker", tmp_path / "stuck"
+    engine.write_text(ENGINE.format(stuck=mark))
+    engine.chmod(0o755)
+    if stuck:
+        mark.touch()
+    process = Container(str(engine), image="any").start(
+        ["/bin/sh", "-c", "exit 0"], files={"a": b""}, limits=SandboxLimits()
+    )
+    with process, pytest.raises(InfrastructureError, match=problem):
+        process.wait(20)
+    assert os.listdir(temporary) == []
+
+
+def test_a_container_engine_that_vanishes_leaves_no_files(tmp_path, temporary):
+    engine = tmp_path / "docker"
+    engine.write_text('#!/bin/sh\n[ "$1" = run ] && rm $0\nexit 0\n')
+    engine.chmod(0o755)
+    process = Container(str(engine), image="any").start(["/bin/true"], files={}, limits=SandboxLimits())
+    with process, pytest.raises(InfrastructureError, match="FileNotFoundError"):
+        process.wait(20)
+    assert os.listdir(temporary) == []
