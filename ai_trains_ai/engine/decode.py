@@ -170,7 +170,7 @@ class Decoder:
         return torch.mul(x, inverse, out=torch.empty_like(x, dtype=self.weights.dtype))
 
     def _turn_(self, layer: PackedLayer, heads: Tensor, turns: Tensor) -> None:
-        """(token, kv head, [queries, key], head_dim): normalise where the model does, and rotate; in place."""
+        """Normalise where the model does, and rotate (token, kv head, [queries, key], dim), in place."""
         if layer.qk_norm is not None:
             normed = F.rms_norm(heads.float(), heads.shape[-1:], None, self.config.rms_eps)
             heads.copy_(normed.mul_(layer.qk_norm))

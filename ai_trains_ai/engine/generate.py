@@ -53,8 +53,8 @@ def generate(
     limit, longest = decoder.config.max_positions, max(len(prompt) for prompt in prompts)
     if longest + params.max_tokens > limit:
         raise UsageError(
-            f"a prompt of {longest} tokens and max_tokens {params.max_tokens} exceed the {limit} positions that "
-            "the model reads"
+            f"a prompt of {longest} tokens and max_tokens {params.max_tokens} exceed the {limit} positions "
+            "that the model reads"
         )
     total = len(prompts) * samples_per_prompt
     uniforms_N_T = draw_uniforms(total, params.max_tokens, seed).to(decoder.device)

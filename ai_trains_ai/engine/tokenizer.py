@@ -139,7 +139,10 @@ class Tokenizer:
         return [*opening, *self.encode_message("user", user_text), *self.generation_start()]
 
     def unknown_share(self, text: str) -> float:
-        """Share of the text's tokens that the vocabulary cannot spell (0.0 for byte-level vocabularies)."""
+        """Share of the text's tokens that are <unk>; 0.0 where the vocabulary has no such token.
+
+        Byte-level vocabularies have none: what they cannot spell (SmolLM2: some control characters) is lost.
+        """
         ids = self.encode(text)
         if self._unknown is None or not ids:
             return 0.0
