@@ -39,7 +39,7 @@ from ai_trains_ai.types import EnvTask, Job
 
 # No site-packages, nothing of the caller's folder or home; -I would ignore PYTHONHASHSEED as well.
 _PYTHON_FLAGS = ("-s", "-S", "-P", "-B", "-X", "utf8")
-_BOOT = "import sys; sys.path.insert(0, '.'); from env_child.main import main; main()"
+_BOOT = "import sys; sys.path.insert(0, '.'); from env_child.boot import start; start()"
 _START_SECONDS = 30.0
 """For an interpreter to start on a busy machine, before any code of the job runs."""
 _END_SECONDS = 2.0

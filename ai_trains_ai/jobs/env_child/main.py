@@ -18,10 +18,8 @@ from .environment import Environment, JobError
 
 def main() -> None:
     """Serve until the host closes the pipe. Never returns to code of the job."""
-    _fix_hash_seed()
     channel = open_channel()
-    # The job can reach our frames if it digs; it should not get them by `import __main__`.
-    ours, sys.modules["__main__"] = sys.modules["__main__"], types.ModuleType("__main__")
+    sys.modules["__main__"] = types.ModuleType("__main__")  # the job may have it, and clear it
     folder, process, leave = os.path.join(os.getcwd(), "job"), os.getpid(), os._exit
     sys.path[:] = [entry for entry in sys.path if entry not in ("", ".", os.getcwd())]
     random.seed(0)  # unseeded draws of the job repeat from run to run
@@ -45,14 +43,4 @@ def main() -> None:
         if os.getpid() != process:
             leave(0)  # a copy that the job forked must not answer in our place
         channel.send(answer)
-    assert ours is not None
     leave(0)  # without waiting for threads that the job left running
-
-
-def _fix_hash_seed() -> None:
-    """Start over with a fixed hash seed, so that the order of the job's sets repeats from run to run."""
-    if sys.flags.hash_randomization:
-        if os.environ.get("PYTHONHASHSEED") == "0":
-            raise RuntimeError("the hash seed cannot be fixed: was Python started with -E or -I?")
-        command = [sys.executable, *sys.orig_argv[1:]]
-        os.execve(sys.executable, command, {**os.environ, "PYTHONHASHSEED": "0"})
