@@ -12,6 +12,7 @@ version is the number of migrations it has been through (SQLite's `user_version`
              └──< cache_hits            requests that this run answered
     baselines >── evals                 untrained bases, measured once
     events                              what happened, in order
+    queue ──< queue_attempts            work for the fleet, and how each try at it ended
 """
 
 from __future__ import annotations
@@ -152,4 +153,41 @@ _FIRST = (
     "CREATE INDEX events_by_run ON events(run_id)",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST,)
+_QUEUE = (
+    """CREATE TABLE queue (
+        id TEXT PRIMARY KEY,
+        payload TEXT NOT NULL,
+        state TEXT NOT NULL CHECK (
+            state IN ('queued', 'leased', 'running', 'done', 'failed', 'poisoned')
+        ),
+        position INTEGER NOT NULL,
+        token INTEGER NOT NULL DEFAULT 0,
+        worker TEXT,
+        expires REAL,
+        not_before REAL NOT NULL,
+        failures INTEGER NOT NULL DEFAULT 0,
+        losses INTEGER NOT NULL DEFAULT 0,
+        result TEXT,
+        error TEXT,
+        created REAL NOT NULL,
+        ended REAL,
+        CHECK ((worker IS NOT NULL) = (state IN ('leased', 'running'))),
+        CHECK ((expires IS NOT NULL) = (state IN ('leased', 'running'))),
+        CHECK ((result IS NOT NULL) = (state = 'done')),
+        CHECK ((ended IS NOT NULL) = (state IN ('done', 'failed', 'poisoned')))
+    ) STRICT""",
+    "CREATE INDEX queue_by_state ON queue(state, position)",
+    """CREATE TABLE queue_attempts (
+        job_id TEXT NOT NULL REFERENCES queue(id),
+        token INTEGER NOT NULL,
+        worker TEXT NOT NULL,
+        leased REAL NOT NULL,
+        started REAL,
+        ended REAL,
+        outcome TEXT CHECK (outcome IN ('done', 'failed', 'retry', 'lost', 'released')),
+        error TEXT,
+        PRIMARY KEY (job_id, token)
+    ) STRICT, WITHOUT ROWID""",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _QUEUE)
