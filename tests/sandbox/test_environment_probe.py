@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
 import pytest
@@ -204,7 +205,10 @@ def test_a_reward_that_is_no_number_rejects(sandbox: Sandbox) -> None:
 
 
 def test_rewards_too_slow_for_a_batch_reject(sandbox: Sandbox) -> None:
-    job = sample_job(head="import time", reward="time.sleep(0.2)\nreturn float(min(len(reply), 9))")
+    toml = "[prime_rl.orchestrator]\nbatch_size = 512\n"
+    job = sample_job(
+        head="import time", reward="time.sleep(0.05)\nreturn float(min(len(reply), 9))", toml=toml
+    )
     finding = only(dynamic(job, sandbox, None), "error")
     assert finding.check == "time"
     assert "20 are allowed" in finding.message
@@ -217,7 +221,10 @@ def test_prompts_written_to_break_our_solvers_are_just_another_format(name: str,
     digits = [prompt.replace("1", "1" * 5000) for prompt in prompts]
     cut = [prompt[: len(prompt) // 2] for prompt in prompts]
     doubled = [prompt.replace(".", "." * 500) for prompt in prompts]
-    load = f"given = {[p[:7900] for p in (*digits, *cut, *doubled)]!r}\n"
-    load += "return [Problem(Data(prompt=given[i % 9] + ' ' * (i // 9))) for i in range(100)]"
+    short = [prompt[:1400] for prompt in digits]
+    load = f"given = {[p[:7900] for p in (*digits, *cut, *doubled, *short)]!r}\n"
+    load += "return [Problem(Data(prompt=given[i % 12] + ' ' * (i // 12))) for i in range(96)]"
+    began = time.process_time()
     findings = dynamic(sample_job(load=load), sandbox, name)
+    assert time.process_time() - began < 2.0
     assert all(finding.severity == "warning" for finding in findings)
