@@ -50,11 +50,12 @@ def batch(
     max_level: int,
     careful_slip: float,
     drills: float,
+    emphasis: Mapping[str, float],
 ) -> list[TokenGroup]:
-    """Examples of batch `number`: families in turn, levels uniform in 1..max_level, modes by dose; a share
-    `drills` of them are recall drills instead.
+    """Examples of batch `number`: levels uniform in 1..max_level, modes by dose.
 
-    Sorted by length, so that neighbours fit into one padded block.
+    Families come in turn, or are drawn by the weights of `emphasis` when there are any; a share `drills` of the
+    examples are recall drills instead. Sorted by length, so that neighbours fit into one padded block.
     """
     rng = random.Random(derive(seed, "pretrain", number))
     names = list(doses)
@@ -63,7 +64,10 @@ def batch(
         if rng.random() < drills:
             examples.append(chat.example(*drill(rng)))
             continue
-        family = FAMILIES[names[(number * size + i) % len(names)]]
+        name = names[(number * size + i) % len(names)]
+        if emphasis:
+            name = rng.choices(names, weights=[emphasis.get(name, 1.0) for name in names])[0]
+        family = FAMILIES[name]
         task = family.generate(rng.getrandbits(62), rng.randint(1, max_level))
         text = write(family, task, _draw(doses[family.name], rng), rng, careful_slip=careful_slip)
         examples.append(chat.example(task.prompt, text))

@@ -106,6 +106,7 @@ class Stage:
             number=self.done,
             max_level=level,
             careful_slip=self.slip,
+            emphasis=config.emphasis if self.done >= config.emphasis_after else {},
             drills=config.drills if self.done < config.drill_batches else 0.0,
         )
         targets = sum(len(example.completions[0]) for example in examples)

@@ -44,6 +44,9 @@ class StageConfig(Config):
     drills: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
     drill_batches: int = 0
     """Share of recall drills (see `drills`) among the examples of that many first batches."""
+    emphasis: dict[str, Annotated[float, Field(gt=0.0)]] = Field(default_factory=dict)
+    emphasis_after: int = 0
+    """Weights of families (1 where none is given) from that batch on; before it all count the same."""
     max_level: Annotated[int, Field(ge=1, le=8)] = 5
 
 
