@@ -1,4 +1,4 @@
-"""`ata job new | check | run`."""
+"""`ata job new | check | run | render`."""
 
 from __future__ import annotations
 
@@ -113,6 +113,44 @@ def run(
     else:
         click.echo(describe(result))
     return 0 if result.outcome == "completed" else 1
+
+
+@job.command(short_help="Write a job as prime-rl runs it.")
+@job_directory
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where to write rl.toml, the environment package and run.sh.",
+)
+@json_option
+def render(directory: Path, out: Path, as_json: bool) -> int:
+    """Write the job as prime-rl runs it: its whole config, its environment as a package, the command."""
+    import shutil
+
+    from ai_trains_ai.config import JobLimits
+    from ai_trains_ai.engine.bases import base_folder
+    from ai_trains_ai.jobs.render import render as render_job
+    from ai_trains_ai.jobs.spec import read_job
+
+    rendered = render_job(read_job(directory, JobLimits()))
+    local = rendered.local_model and base_folder(rendered.local_model)
+    with boundary(f"writing {out}"):
+        if out.exists() and any(out.iterdir()):
+            raise UsageError(f"{out} is not empty: choose another --out")
+        for name, content in rendered.files.items():
+            (out / name).parent.mkdir(parents=True, exist_ok=True)
+            (out / name).write_bytes(content)
+        (out / "run.sh").chmod(0o755)
+        if local:
+            shutil.copytree(local, out / "models" / local.name)
+        written = sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
+    if as_json:
+        emit_json({"out": str(out), "files": written, "final_weights": rendered.final_weights})
+    else:
+        click.echo(f"{out}: {len(written)} files")
+        click.echo(f"run.sh installs and starts it; the weights will be in {rendered.final_weights}")
+    return 0
 
 
 def _plain(findings: list[Finding] | tuple[Finding, ...]) -> list[dict[str, str]]:
