@@ -2,18 +2,33 @@
 
     python package.py FOLDER ID ENVIRONMENT ARGUMENTS
 
-Writes one JSON document: the tasks by way of the package, and those that ENVIRONMENT (the job's own file) gives
-directly under ARGUMENTS (JSON); the plugins' classes; the config class that rl.toml's taskset table becomes.
+Writes one JSON document: the tasks by way of the package, and those that ENVIRONMENT (the job's own file)
+gives directly under ARGUMENTS (JSON); the harness; the rewards of whole rollouts that the package's harness
+plays against a stub model, one that knows the answer and one that does not.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import sys
+import threading
+from http.server import ThreadingHTTPServer
 
-from library import load
+import verifiers.v1 as vf
+from library import KEY, Stub, load, rollout
 from verifiers.v1.configs.env import EnvConfig
 from verifiers.v1.utils.loaders import default_harness_id, harness_class, load_taskset
+
+
+async def play(task: vf.Task, ident: str) -> list[dict]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Stub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    os.environ[KEY] = "none"
+    client = {"type": "eval", "base_url": f"http://127.0.0.1:{server.server_port}/v1", "api_key_var": KEY}
+    agent = vf.AgentConfig(harness={"id": ident}, runtime={"type": "subprocess"}, model="stub", client=client)
+    return [await rollout(task, text, agent) for text in (task.data.answer, "no idea")]
 
 
 def main(folder: str, ident: str, environment: str, arguments: str) -> None:
@@ -24,10 +39,9 @@ def main(folder: str, ident: str, environment: str, arguments: str) -> None:
     answer = {
         "tasks": [task.data.model_dump(mode="json") for task in tasks],
         "direct": [task.data.model_dump(mode="json") for task in direct],
-        "rewards": sorted(name for name in dir(type(tasks[0])) if hasattr(getattr(tasks[0], name), "reward")),
         "harness": harness_class(ident).__name__,
         "default_harness": default_harness_id(ident),
-        "config": type(config.taskset).__name__,
+        "rollouts": asyncio.run(play(tasks[0], ident)),
     }
     sys.stdout.write(json.dumps(answer))
 
