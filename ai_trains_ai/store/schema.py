@@ -13,6 +13,7 @@ version is the number of migrations it has been through (SQLite's `user_version`
     baselines >── evals                 untrained bases, measured once
     events                              what happened, in order
     queue ──< queue_attempts            work for the fleet, and how each try at it ended
+    pods                                machines rented for it, from the intent to the end of their bill
 """
 
 from __future__ import annotations
@@ -190,4 +191,24 @@ _QUEUE = (
     ) STRICT, WITHOUT ROWID""",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _QUEUE)
+_PODS = (
+    """CREATE TABLE pods (
+        name TEXT PRIMARY KEY,
+        pod_id TEXT,
+        state TEXT NOT NULL CHECK (state IN ('intended', 'booting', 'ready', 'busy', 'ending', 'gone')),
+        gpu TEXT NOT NULL,
+        cloud TEXT NOT NULL,
+        dollars REAL NOT NULL,
+        created REAL NOT NULL,
+        touched REAL NOT NULL,
+        idle_since REAL,
+        ended REAL,
+        reason TEXT,
+        CHECK ((ended IS NOT NULL) = (state = 'gone')),
+        CHECK ((reason IS NOT NULL) = (state IN ('ending', 'gone'))),
+        CHECK (pod_id IS NOT NULL OR state IN ('intended', 'gone'))
+    ) STRICT""",
+    "CREATE INDEX pods_by_state ON pods(state)",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _QUEUE, _PODS)

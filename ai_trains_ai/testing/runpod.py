@@ -167,8 +167,10 @@ class FakeRunpod(httpx.BaseTransport):
     def _run_timers(self) -> None:
         for pod in self.pods.values():
             seconds = float(pod.env.get(DEADMAN_VARIABLE, "inf"))
-            if pod.ended is None and self.now() >= pod.touched + seconds:
-                pod.ended = pod.touched + seconds
+            # The timer is a program of the container's: it begins when that has booted.
+            end = max(pod.touched, pod.boots_at) + seconds
+            if pod.ended is None and self.now() >= end:
+                pod.ended = end
 
     def _route(self, method: str, path: str, request: httpx.Request, *, never: bool) -> httpx.Response:
         parts = path.strip("/").split("/")
