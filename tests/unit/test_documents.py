@@ -84,6 +84,14 @@ def test_named_files_exist(document: Path) -> None:
     assert not {name for name in named if not (ROOT / name).exists()}
 
 
+def test_every_package_has_a_line() -> None:
+    packages = {
+        path.parent.name for path in (ROOT / "ai_trains_ai").glob("*/*") if path.suffix in (".py", "")
+    }
+    guide = (ROOT / "AGENTS.md").read_text()
+    assert not {name for name in packages - {"__pycache__"} if f"`ai_trains_ai/{name}/`" not in guide}
+
+
 def test_documents_show_the_main_commands() -> None:
     shown = " ".join(line for _, line in ata_commands())
     for command in ("job new", "job check", "job run", "baseline", "families"):
