@@ -77,6 +77,23 @@ def cispo(
     return TokenLoss(_masked(-weight * advantages_N_T * logprobs_N_T, mask_N_T), clipped)
 
 
+def dro(
+    logprobs_N_T: Tensor,
+    sampler_logprobs_N_T: Tensor,
+    advantages_N_T: Tensor,
+    mask_N_T: Tensor,
+    *,
+    beta: float = 0.05,
+) -> TokenLoss:
+    """−(A·log p − beta/2·(log p − log q)²): no ratio at all, a quadratic penalty keeps the policy near.
+
+    Source: Tinker, "Loss functions", `dro`, and its beta; arXiv:2405.19107.
+    """
+    log_ratio = _log_ratio(logprobs_N_T, sampler_logprobs_N_T, mask_N_T)
+    gain = _masked(advantages_N_T * logprobs_N_T, mask_N_T)
+    return TokenLoss(0.5 * beta * log_ratio.square() - gain, torch.zeros_like(mask_N_T))
+
+
 def prime_rl(
     logprobs_N_T: Tensor,
     sampler_logprobs_N_T: Tensor,

@@ -13,6 +13,10 @@ main = AtaGroup(
         "baseline": ("ai_trains_ai.cli.baseline:baseline", "What the untrained bases score."),
         "families": ("ai_trains_ai.cli.families:families", "The task families."),
         "pretrain": ("ai_trains_ai.cli.pretrain:pretrain", "Build a tiny base from its recipe."),
+        "tinker-server": (
+            "ai_trains_ai.cli.tinker_server:tinker_server",
+            "A local server for the tinker SDK: LoRA training and sampling.",
+        ),
         "doctor": ("ai_trains_ai.cli.doctor:doctor", "Is this machine ready, and if not, what to do."),
     },
 )

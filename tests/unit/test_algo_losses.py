@@ -196,3 +196,12 @@ def test_long_sequences_keep_per_token_ratios() -> None:
         assert not output.clipped_N_T.any()
     (grad,) = torch.autograd.grad(losses.total(losses.cispo(logprobs, sampler, one, mask).loss_N_T), logprobs)
     assert grad.abs().max().item() == pytest.approx(math.exp(0.01), abs=1e-12)
+
+
+def test_dro_is_a_gain_and_a_quadratic_penalty() -> None:
+    logprobs, sampler, advantages, mask = tokens([0.5, 0.5], [0.25, 1.0], [2.0, -1.0])
+    output = losses.dro(logprobs, sampler, advantages, mask, beta=0.1)
+    half = math.log(2.0)  # |log p − log q| of both tokens, and −log p
+    penalty = 0.05 * half**2
+    assert values(output) == [round(2 * half + penalty, 12), round(-half + penalty, 12)]
+    assert gradient(output, logprobs) == [round(-2 + 0.1 * half, 12), round(1 - 0.1 * half, 12)]
