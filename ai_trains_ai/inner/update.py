@@ -11,7 +11,9 @@ import torch
 from ai_trains_ai.algo.losses import prime_rl, token_mean
 from ai_trains_ai.algo.metrics import TokenStats, token_stats
 from ai_trains_ai.config import PrimeRlConfig
+from ai_trains_ai.engine.lora import attach, merge
 from ai_trains_ai.engine.model import Model
+from ai_trains_ai.engine.optim import Optimizer, learning_rate
 from ai_trains_ai.engine.train import LogprobBatch, TokenGroup, group_logprobs, micro_batches
 from ai_trains_ai.errors import AgentError
 from ai_trains_ai.inner.rollouts import RolloutGroup
@@ -41,7 +43,10 @@ class Policy:
     def __init__(self, model: Model, config: PrimeRlConfig, *, seed: int) -> None:
         self.model = model
         self._config = config
-        self._optimizer = torch.optim.AdamW(model.parameters(), lr=config.trainer.optim.lr)
+        self._adapter = config.trainer.model.lora
+        if self._adapter is not None:
+            attach(model, rank=self._adapter.rank, alpha=self._adapter.alpha, seed=seed)
+        self._optimizer = Optimizer(model, config.trainer.optim)
 
     def update(
         self,
@@ -55,13 +60,14 @@ class Policy:
         Loss: prime-rl's, summed over these rollouts' tokens and divided by their number.
         Raises AgentError("diverged") when the loss or the gradient is not finite.
         """
-        lr = self._config.trainer.optim.lr
+        trainer = self._config.trainer
+        lr = learning_rate(trainer.scheduler, trainer.optim.lr, step, self._config.max_steps)
         chosen, counted = _counted(groups, advantages)
         if not counted:
             return Update(0.0, 0.0, lr, TokenStats())
         tokens = sum(len(rollout.logprobs) for rollout in counted)
         stats, loss, done = TokenStats(), 0.0, 0
-        self._optimizer.zero_grad(set_to_none=True)
+        self._optimizer.zero_grad()
         for micro_batch in micro_batches(chosen, ROWS_AT_ONCE):
             output = group_logprobs(
                 self.model, micro_batch, temperature=self._config.orchestrator.train.sampling.temperature
@@ -72,14 +78,16 @@ class Policy:
             part.backward()  # type: ignore[no-untyped-call]
             loss += part.item()
             stats += part_stats
-        grad_norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0))
+        grad_norm = self._optimizer.clip()
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             raise _diverged(step, loss, grad_norm, lr)
-        self._optimizer.step()
+        self._optimizer.step(lr)
         return Update(loss, grad_norm, lr, stats)
 
     def finish(self) -> Model:
         """The trained model, an adapter merged into its weights."""
+        if self._adapter is not None:
+            merge(self.model)
         return self.model
 
     def _loss(
