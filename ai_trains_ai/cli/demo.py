@@ -22,7 +22,7 @@ FAMILY = "string_pipeline"
 TITLES = {
     "good": "the stronger base, tasks as long as the hidden ones, exact reward, a bold learning rate",
     "mediocre": "the starter as it comes: the weaker base, short tasks, few steps",
-    "broken": "a key in the wrong table, and a reward that is no number",
+    "broken": "a key in the wrong table",
 }
 
 
@@ -45,7 +45,7 @@ def demo_jobs(family: str) -> dict[str, dict[str, str]]:
         "mediocre": starter_files(family),
         "broken": {
             "job.toml": job_toml(family, "nano-0.8m", {"group_size": 8}),
-            "environment.py": environment_source(family, reward='float("nan")'),
+            "environment.py": environment_source(family),
         },
     }
 

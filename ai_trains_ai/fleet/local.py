@@ -5,8 +5,8 @@
          |  alive: back to idle  |  dead, or of unknown state: thrown away; the next lease starts a fresh one
          +-----------------------+
 
-All workers are started by one thread that lives as long as the pool: the kernel's parent-death signal is tied
-to the thread that started a process, and would kill a worker when a job's thread ends.
+Workers are started by threads that live as long as the pool: the kernel's parent-death signal is tied to the
+thread that started a process, and would reach a worker when a job's thread ends.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class WorkerPool:
             raise ValueError(f"a pool of {size} workers does nothing: use 1 or more")
         self.size = size
         self._start = start
-        self._starter = ThreadPoolExecutor(1, thread_name_prefix="ata-worker-starter")
+        self._starter = ThreadPoolExecutor(size, thread_name_prefix="ata-worker-starter")
         self._changed = threading.Condition()
         self._idle: list[InnerWorker] = []
         self._leased: set[InnerWorker] = set()
