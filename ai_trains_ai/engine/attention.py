@@ -107,14 +107,15 @@ class BranchedAttention:
         plan = self.plan
         self.stabilise = not self._scores_are_safe(qkv_R)
         self.heads = plan.heads.new_buffer(qkv_R)
+        rows, heads = _pairs(qkv_R), _pairs(self.heads)
         out_R = qkv_R.new_empty(plan.layout.predicting if self.last else qkv_R.shape[0], self.geometry.queries)
         for branch in plan.layout.branches:
             if branch.prefix is not None:
-                self._split(branch.prefix, qkv_R)
+                self._split(branch.prefix, qkv_R, rows, heads)
                 if not self.last:
                     self._attend(branch.prefix, None, out_R, keep=keep)
             for tile in branch.tiles:
-                self._split(tile, qkv_R)
+                self._split(tile, qkv_R, rows, heads)
                 self._attend(tile, branch.prefix, out_R, keep=keep)
         return out_R
 
@@ -124,14 +125,15 @@ class BranchedAttention:
         delta_R = (dout_R * out_R).view(out_R.shape[0], -1, g.dim).sum(-1).neg_()
         dqkv_R = dout_R.new_empty(plan.layout.tokens_R.shape[0], g.width)
         dheads = dout_R.new_zeros(plan.gradients.size)
+        rows, heads = _pairs(dqkv_R), _pairs(dheads)
         for branch in plan.layout.branches:
             for tile in branch.tiles:
                 self._differentiate(tile, branch.prefix, dout_R, delta_R, dheads)
-                self._unsplit(tile, dheads, dqkv_R)
+                self._unsplit(tile, dheads, dqkv_R, rows, heads)
             if branch.prefix is not None:
                 if not self.last:
                     self._differentiate(branch.prefix, None, dout_R, delta_R, dheads)
-                self._unsplit(branch.prefix, dheads, dqkv_R)
+                self._unsplit(branch.prefix, dheads, dqkv_R, rows, heads)
         self.heads = torch.empty(0)
         return dqkv_R
 
@@ -144,22 +146,22 @@ class BranchedAttention:
         largest = torch.linalg.vector_norm(heads, dim=-1).amax(0).tolist()
         return max(largest[: g.kv * g.shared]) * max(largest[g.kv * g.shared :]) <= SAFE_SCORE
 
-    def _split(self, segment: Segment, qkv_R: Tensor) -> None:
-        """Rotate a segment's rows and regroup them by head."""
+    def _split(self, segment: Segment, qkv_R: Tensor, rows: Tensor, heads: Tensor) -> None:
+        """Rotate a segment's rows and regroup them by head. rows, heads: both buffers as complex numbers."""
         views = self.plan.heads.segments[segment.start]
         cis = self.plan.rotation(segment)
-        rows, heads = torch.view_as_complex(qkv_R.view(-1, 2)), torch.view_as_complex(self.heads.view(-1, 2))
-        torch.mul(views.q_rows.pairs.of(rows), cis, out=views.q.pairs.of(heads))
-        torch.mul(views.k_rows.pairs.of(rows), cis, out=views.k.pairs.of(heads))
+        torch.mul(views.q_rows.of(rows), cis, out=views.q.of(heads))
+        torch.mul(views.k_rows.of(rows), cis, out=views.k.of(heads))
         views.v.of(self.heads).copy_(views.v_rows.of(qkv_R))
 
-    def _unsplit(self, segment: Segment, dheads: Tensor, dqkv_R: Tensor) -> None:
-        """Gradients by head back to rows."""
+    def _unsplit(
+        self, segment: Segment, dheads: Tensor, dqkv_R: Tensor, rows: Tensor, heads: Tensor
+    ) -> None:
+        """Gradients by head back to rows. rows, heads: both buffers as complex numbers."""
         views = self.plan.gradients.segments[segment.start]
         cis = self.plan.rotation(segment, back=True)
-        rows, heads = torch.view_as_complex(dqkv_R.view(-1, 2)), torch.view_as_complex(dheads.view(-1, 2))
-        torch.mul(views.q.pairs.of(heads), cis, out=views.q_rows.pairs.of(rows))
-        torch.mul(views.k.pairs.of(heads), cis, out=views.k_rows.pairs.of(rows))
+        torch.mul(views.q.of(heads), cis, out=views.q_rows.of(rows))
+        torch.mul(views.k.of(heads), cis, out=views.k_rows.of(rows))
         views.v_rows.of(dqkv_R).copy_(views.v.of(dheads))
 
     def _attend(self, segment: Segment, prefix: Segment | None, out_R: Tensor, *, keep: bool) -> None:
@@ -243,6 +245,11 @@ class BranchedAttention:
             gradient.prompt.v.of(dheads).baddbmm_(p_first.transpose(1, 2), s_prompt[..., :dim])
             gradient.prompt.k.of(dheads).baddbmm_(d_first.transpose(1, 2), part.q_prompt.of(heads))
             gradient.q_prompt.of(dheads).baddbmm_(d_first, part.prompt.k.of(heads))
+
+
+def _pairs(buffer: Tensor) -> Tensor:
+    """Adjacent pairs of a contiguous buffer as complex numbers."""
+    return torch.view_as_complex(buffer.view(-1, 2))
 
 
 def _score_views(part: Part, like: Tensor, buffer: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:

@@ -25,7 +25,7 @@ from ai_trains_ai.engine.layout import Layout
 from ai_trains_ai.engine.matrix import Fold, FoldedMatrix, Gradients, Precision, rounded_products
 from ai_trains_ai.engine.model import Attention, Block, Model, RMSNorm, inverse_frequencies
 
-SCORES_KEPT = 1 << 25
+SCORES_KEPT = 1 << 26
 """Attention scores (all layers) up to which they are kept for the backward pass: 128 MB."""
 CACHED = 1 << 16
 """Elements of a strip of SwiGLU's inner rows: a handful of such strips fit a core's second-level cache."""
@@ -37,7 +37,9 @@ class Run:
 
     layout: Layout
     precision: Precision
+    device: torch.device
     dtype: torch.dtype
+    one: Tensor
     geometry: Geometry
     attention: AttentionPlan
     order: Tensor
@@ -61,6 +63,8 @@ def plan(model: Model, layout: Layout, precision: Precision) -> Run:
     return Run(
         layout=layout,
         precision=precision,
+        device=device,
+        one=torch.ones((), device=device),
         dtype=torch.bfloat16 if precision == "bf16" else torch.float32,
         geometry=geometry,
         attention=AttentionPlan(
@@ -90,7 +94,7 @@ class FusedDecoder:
         self.run = run
         last = len(model.layers) - 1
         self.blocks = [_FusedBlock(block, run, last=i == last) for i, block in enumerate(model.layers)]
-        self.final = _Norm(model.norm.eps)
+        self.final = _Norm(model.norm.eps, model.device)
         self.normed_M: Tensor | None = None
 
     def forward(self, *, keep: bool) -> Tensor:
@@ -134,10 +138,10 @@ class _FusedBlock:
         self.o = FoldedMatrix(block.attn.o, Fold(), dtype)
         self.gate_up = FoldedMatrix(block.mlp.gate_up, Fold(block.mlp_norm.weight), dtype)
         self.down = FoldedMatrix(block.mlp.down, Fold(), dtype)
-        self.norm_1, self.norm_2 = _Norm(block.attn_norm.eps), _Norm(block.mlp_norm.eps)
+        self.norm_1, self.norm_2 = _Norm(block.attn_norm.eps, run.device), _Norm(block.mlp_norm.eps, run.device)
         self.head_norm = _HeadNorm.of(block.attn, run)
         self.attention = BranchedAttention(run.attention, last=last)
-        self.swiglu = _SwiGLU()
+        self.swiglu = _SwiGLU(run.one)
         self.n_1 = self.mixed = self.n_2 = self.act = torch.empty(0)
 
     def forward(self, x_R: Tensor, *, keep: bool) -> Tensor:
@@ -187,13 +191,13 @@ class _FusedBlock:
 class _Norm:
     """RMS norm without its gain. Remembers 1/rms; the result is the caller's to keep."""
 
-    def __init__(self, eps: float) -> None:
-        self.eps = eps
+    def __init__(self, eps: float, device: torch.device) -> None:
+        self.eps = torch.tensor(eps, device=device)
         self.inverse = torch.empty(0)
 
     def forward(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        self.inverse = torch.addcmul(x.new_full((), self.eps), norm, norm, value=1.0 / x.shape[-1]).rsqrt_()
+        self.inverse = torch.addcmul(self.eps, norm, norm, value=1.0 / x.shape[-1]).rsqrt_()
         n = x * self.inverse
         return n if dtype == n.dtype else n.to(dtype)
 
@@ -215,7 +219,7 @@ class _HeadNorm:
         self.scale = geometry.dim**-0.5
         gains = [q_norm.weight.detach().float()[self.pairs] * self.scale, k_norm.weight.detach().float()[self.pairs]]
         self.gain = torch.cat((gains[0].expand(self.queries, -1), gains[1].expand(geometry.kv, -1)))
-        self.norm = _Norm(q_norm.eps)
+        self.norm = _Norm(q_norm.eps, run.device)
         self.normed = self.gain_gradient = torch.empty(0)
 
     @classmethod
@@ -254,24 +258,24 @@ class _SwiGLU:
     makes slope · up, so the backward pass is two products.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, one: Tensor) -> None:
+        self.one = one
         self.silu = self.slope = torch.empty(0)
 
     def forward(self, gate_up: Tensor, *, keep: bool) -> Tensor:
         rows, inner = gate_up.shape[0], gate_up.shape[1] // 2
         act, silus, slopes = (gate_up.new_empty(rows, inner) for _ in range(3))
-        one = gate_up.new_ones((), dtype=torch.float32)
         step = max(1, CACHED // inner)
         direct = gate_up.dtype == torch.float32
         strips = [x.split(step) for x in (gate_up[:, :inner], gate_up[:, inner:], act, silus, slopes)]
         for gate, up, act_out, silu_out, slope_out in zip(*strips, strict=True):
             if not direct:
                 gate, up = gate.float(), up.float()
-            rest = torch.exp(gate).add_(1.0).reciprocal_()
+            rest = torch.exp(gate).add_(self.one).reciprocal_()
             silu = torch.addcmul(gate, gate, rest, value=-1.0, out=silu_out if direct else None)
             result = torch.mul(silu, up, out=act_out if direct else None)
             if keep:
-                slope = torch.lerp(one, silu, rest, out=slope_out if direct else None).mul_(up)
+                slope = torch.lerp(self.one, silu, rest, out=slope_out if direct else None).mul_(up)
             if not direct:
                 act_out.copy_(result)
                 if keep:

@@ -126,7 +126,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class SegmentHeads:
-    """A segment's views: q, k, v in the flat heads buffer, q_rows, k_rows, v_rows in (R, width); parts."""
+    """A segment's views: q, k, v in the flat heads buffer, q_rows, k_rows, v_rows in (R, width); parts.
+
+    q, k, q_rows and k_rows count in complex numbers, one a rotary pair.
+    """
 
     segment: Segment
     q: Strided
@@ -189,11 +192,11 @@ class HeadLayout:
 
         return SegmentHeads(
             segment=segment,
-            q=by_head(0, shared * dim, shared, dim),
-            k=by_head(self.keys_offset, dim, 1, dim),
+            q=by_head(0, shared * dim, shared, dim).pairs,
+            k=by_head(self.keys_offset, dim, 1, dim).pairs,
             v=by_head(self.values_offset, self.values_width, 1, self.values_width),
-            q_rows=rows(0, shared),
-            k_rows=rows(g.queries, 1),
+            q_rows=rows(0, shared).pairs,
+            k_rows=rows(g.queries, 1).pairs,
             v_rows=rows(g.queries + g.keys, 1),
             parts=tuple(
                 self._part(segment, prefix, groups, start, stop)

@@ -17,7 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -105,7 +107,7 @@ def lay_out(groups: Sequence[TokenGroup], costs: Costs, *, device: torch.device 
         longest = [max(len(groups[g].completions[ordered[g][rank]]) for g in members) for rank in ranks]
         tiles = [
             builder.add_tile(members, ordered, run, longest[run.start])
-            for run in _tiles(longest, prefix_length, costs)
+            for run in _tiles(longest, prefix_length, len(members), costs)
         ]
         branches.append((members, prefix_length, tuple(tiles)))
     finished = tuple(Branch(builder.add_prefix(members, n), tiles) for members, n, tiles in branches)
@@ -113,7 +115,7 @@ def lay_out(groups: Sequence[TokenGroup], costs: Costs, *, device: torch.device 
 
 
 class _Builder:
-    """Rows in the making."""
+    """Rows in the making, in numpy: turning lists into tensors element by element costs more than the layout."""
 
     def __init__(self, groups: Sequence[TokenGroup]) -> None:
         self.groups = groups
@@ -121,43 +123,61 @@ class _Builder:
         self.offsets = [0]
         for group in groups:
             self.offsets.append(self.offsets[-1] + len(group.completions))
-        self.tokens: list[int] = []
-        self.targets: list[int] = []
-        self.slots: list[int] = []
+        self.rows = 0
+        self.tokens: list[np.ndarray[Any, Any]] = []
+        self.targets: list[np.ndarray[Any, Any]] = []
+        self.slots: list[np.ndarray[Any, Any]] = []
+
+    def _append(self, tokens: np.ndarray[Any, Any]) -> int:
+        start = self.rows
+        self.tokens.append(tokens.reshape(-1))
+        self.rows += tokens.size
+        return start
 
     def add_tile(self, members: list[int], ordered: dict[int, list[int]], ranks: range, length: int) -> Segment:
         """Completions of the given ranks by length, of every member group, padded to `length` rows."""
-        start = len(self.tokens)
-        nowhere = self.offsets[-1] * self.longest
+        sequences = len(members) * len(ranks)
+        tokens = np.zeros((sequences, length + 1), dtype=np.int64)
+        sizes, places = np.empty((2, sequences, 1), dtype=np.int64)
+        row = 0
         for g in members:
             group = self.groups[g]
-            for rank in ranks:
-                index = ordered[g][rank]
+            last = group.prompt[-1]
+            for index in ordered[g][ranks.start : ranks.stop]:
                 completion = group.completions[index]
-                padding = [0] * (length - len(completion))
-                self.tokens += [group.prompt[-1], *completion[:-1], *padding]
-                self.targets += [*completion, *padding]
-                slot = (self.offsets[g] + index) * self.longest
-                self.slots += [*range(slot, slot + len(completion)), *([nowhere] * len(padding))]
+                tokens[row, 0] = last
+                tokens[row, 1 : len(completion) + 1] = completion
+                sizes[row, 0] = len(completion)
+                places[row, 0] = self.offsets[g] + index
+                row += 1
+        steps = np.arange(length)
+        nowhere = self.offsets[-1] * self.longest
+        self.slots.append(np.where(steps < sizes, places * self.longest + steps, nowhere).reshape(-1))
+        self.targets.append(tokens[:, 1:].reshape(-1))
+        start = self._append(tokens[:, :-1])
         first = tuple(len(self.groups[g].prompt) - 1 for g in members)
         return Segment(start, len(members), len(ranks), length, first)
 
     def add_prefix(self, members: list[int], length: int) -> Segment | None:
         if length == 0:
             return None
-        start = len(self.tokens)
+        tokens = np.zeros((len(members), length), dtype=np.int64)
         lengths = tuple(len(self.groups[g].prompt) - 1 for g in members)
-        for g, rows in zip(members, lengths, strict=True):
-            self.tokens += [*self.groups[g].prompt[:-1], *([0] * (length - rows))]
-        return Segment(start, len(members), 1, length, (0,) * len(members), lengths)
+        for row, (g, rows) in enumerate(zip(members, lengths, strict=True)):
+            tokens[row, :rows] = self.groups[g].prompt[:-1]
+        return Segment(self._append(tokens), len(members), 1, length, (0,) * len(members), lengths)
 
     def finish(self, branches: tuple[Branch, ...], device: torch.device | str) -> Layout:
-        sizes = torch.tensor([len(c) for group in self.groups for c in group.completions], device=device)
+        sizes = np.array([[len(c)] for group in self.groups for c in group.completions])
+
+        def tensor(parts: list[np.ndarray[Any, Any]]) -> Tensor:
+            return torch.from_numpy(np.concatenate(parts)).to(device)
+
         return Layout(
-            tokens_R=torch.tensor(self.tokens, device=device),
-            targets_M=torch.tensor(self.targets, device=device),
-            slots_M=torch.tensor(self.slots, device=device),
-            mask_N_T=torch.arange(self.longest, device=device) < sizes[:, None],
+            tokens_R=tensor(self.tokens),
+            targets_M=tensor(self.targets),
+            slots_M=tensor(self.slots),
+            mask_N_T=tensor([np.arange(self.longest) < sizes]),
             branches=branches,
             positions=max(len(g.prompt) + max(map(len, g.completions)) for g in self.groups) - 1,
         )
@@ -192,19 +212,19 @@ def _branches(groups: Sequence[TokenGroup], costs: Costs) -> list[list[int]]:
     return found
 
 
-def _tiles(longest: list[int], before: int, costs: Costs) -> list[range]:
+def _tiles(longest: list[int], before: int, groups: int, costs: Costs) -> list[range]:
     """Ranks by length, cut into tiles. longest: of each rank, descending; before: prompt rows."""
 
     def fits(run: range) -> bool:
         length = longest[run.start]
         return len(run) * length * (length + before) <= costs.cells
 
-    return _cut(longest, costs.tile, fits)
+    return _cut(longest, costs.tile / groups, fits)
 
 
-def _cut(lengths: list[int], cost: int, fits: Callable[[range], bool]) -> list[range]:
+def _cut(lengths: list[int], cost: float, fits: Callable[[range], bool]) -> list[range]:
     """Cut descending lengths into runs, minimising padded rows + cost × runs; a run fits or has one member."""
-    best = [0] * (len(lengths) + 1)
+    best = [0.0] * (len(lengths) + 1)
     opened = [0] * (len(lengths) + 1)
     for end in range(1, len(lengths) + 1):
         choices = []

@@ -107,25 +107,31 @@ def trainable(model: Model) -> list[torch.nn.Parameter]:
 
 
 class _Decode(torch.autograd.Function):
-    """The fused decoder as one node of the graph: (model, layout, precision, *trainable) -> hidden_M_H."""
+    """The fused decoder as one node of the graph: (model, layout, precision, *trainable) -> hidden_M_H.
+
+    Inference mode spares each call PyTorch's own bookkeeping for autograd; what leaves it is copied.
+    """
 
     @staticmethod
     def forward(ctx: Any, model: Model, layout: Layout, precision: Precision, *parameters: Tensor) -> Tensor:
-        decoder = FusedDecoder(model, plan(model, layout, precision))
         keep = any(ctx.needs_input_grad)
-        hidden = decoder.forward(keep=keep)
+        with torch.inference_mode():
+            decoder = FusedDecoder(model, plan(model, layout, precision))
+            hidden = decoder.forward(keep=keep)
         if keep:
             ctx.decoder, ctx.parameters = decoder, parameters
-        return hidden
+        return hidden.clone()
 
     @staticmethod
     def backward(ctx: Any, dhidden_M_H: Tensor) -> tuple[Tensor | None, ...]:
-        gradients = ctx.decoder.backward(dhidden_M_H)
+        with torch.inference_mode():
+            gradients = ctx.decoder.backward(dhidden_M_H)
         ctx.decoder = None
-        found = [gradients.get(id(parameter)) for parameter in ctx.parameters]
-        return (None, None, None, *(
-            None if g is None else g.to(p.dtype) for g, p in zip(found, ctx.parameters, strict=True)
-        ))
+        found: list[Tensor | None] = []
+        for parameter in ctx.parameters:
+            gradient = gradients.get(id(parameter))
+            found.append(None if gradient is None else gradient.to(parameter.dtype, copy=True))
+        return (None, None, None, *found)
 
 
 def _hidden(model: Model, layout: Layout, precision: Precision) -> Tensor:
