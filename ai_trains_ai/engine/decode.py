@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ai_trains_ai.engine.kvcache import CacheShape, KVCache, Prefix
+from ai_trains_ai.engine.matrix import Precision
 from ai_trains_ai.engine.model import Model
 from ai_trains_ai.engine.packed import PackedLayer, pack, rotations
 from ai_trains_ai.engine.plan import plan_tokens
@@ -34,12 +35,12 @@ _CHUNK = 64
 class Decoder:
     """A snapshot of a model's weights, ready to generate.
 
-    dtype: of weights and products; None keeps the model's. On a CPU, attention and the residual stream are
-           float32 whatever it is: there narrower ones are not faster.
+    precision: of the products, as in training; None: "fp32" or "bf16", as the model is. The residual stream
+               is float32 whatever it is, and so is the cache on a CPU: narrower ones are not faster there.
     """
 
-    def __init__(self, model: Model, *, dtype: torch.dtype | None = None) -> None:
-        self.weights = pack(model, dtype)
+    def __init__(self, model: Model, *, precision: Precision | None = None) -> None:
+        self.weights = pack(model, precision)
         self.config = model.config
         self.device = self.weights.device
         self._attention = torch.float32 if self.device.type == "cpu" else self.weights.dtype
@@ -77,7 +78,7 @@ class Decoder:
         if isinstance(space, Workspace) and space.plan.version == cache.version:
             space.advance(cache)
         else:
-            space = Workspace(plan_tokens(cache), cache, self.config)
+            space = Workspace(plan_tokens(cache), cache, self.weights)
             cache.scratch = space
         return self._logits(self._read(cache, space, tokens_B))
 
@@ -93,7 +94,7 @@ class Decoder:
             parts = [list(row[start : start + _CHUNK]) for row in tokens]
             flat = torch.tensor([token for part in parts for token in part], device=self.device)
             plan = plan_tokens(cache, [len(part) for part in parts])
-            hidden = self._read(cache, Workspace(plan, cache, self.config), flat)
+            hidden = self._read(cache, Workspace(plan, cache, self.weights), flat)
             end = 0
             for row, part in enumerate(parts):
                 end += len(part)
@@ -131,16 +132,23 @@ class Decoder:
             k, v = padded[..., queries, :].transpose(1, 2), padded[..., queries + 1, :].transpose(1, 2)
             cache.prefix_k[i, ..., :longest] = k.transpose(2, 3)
             cache.prefix_v[i, :, :, :longest] = v
-            mixed = qkv.new_empty(groups, longest, self.config.num_kv_heads, queries, self.config.head_dim)
-            for j in range(queries):
-                q = padded[..., j, :].transpose(1, 2)
-                attended = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0)
-                mixed[..., j, :] = attended.transpose(1, 2)
+            mixed = self._causal(padded)
             if i + 1 == len(self.weights.layers):  # from here on only the last tokens matter
                 last = starts + sizes - 1
                 packed, x = packed.index_select(0, last), x.index_select(0, last)
             self._finish(layer, x, mixed.view(groups * longest, -1).index_select(0, packed))
         return self._logits(x)
+
+    def _causal(self, heads: Tensor) -> Tensor:
+        """Causal attention inside each prompt: (group, position, kv head, [queries, key, value], dim) ->
+        (group, position, heads, dim), in the products' dtype.
+        """
+        heads = heads.to(self.weights.dtype)
+        queries = self._queries
+        q = heads[..., :queries, :].flatten(2, 3).transpose(1, 2)
+        k, v = heads[..., queries, :].transpose(1, 2), heads[..., queries + 1, :].transpose(1, 2)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0, enable_gqa=queries > 1)
+        return mixed.transpose(1, 2).contiguous()
 
     def _read(self, cache: KVCache, space: Workspace, tokens_N: Tensor) -> Tensor:
         """Hidden states (before the final norm) of the plan's new tokens; the cache grows by them."""
@@ -148,9 +156,9 @@ class Decoder:
         turns = self._turns_at(plan.positions_N, max(cache.positions, default=0) + plan.tokens)
         x = self.weights.embed.index_select(0, tokens_N)
         for i, layer in enumerate(self.weights.layers):
-            layer.qkv.into(space.qkv_rows, self._normed(x))
+            layer.qkv.into(space.qkv_rows, self._normed(x, space.normed))
             self._turn_(layer, space.turned, turns)
-            self._finish(layer, x, space.attend(i))
+            self._finish(layer, x, space.attend(i), space.normed)
         for row, count in zip(cache.rows, plan.counts, strict=True):
             row.length += count
         return x
@@ -161,13 +169,13 @@ class Decoder:
             self._turns = rotations(self.config, max(needed, 2 * len(self._turns)), self.device)
         return self._turns.index_select(0, positions_N).view(len(positions_N), 1, 1, -1)
 
-    def _normed(self, x: Tensor) -> Tensor:
-        """x / rms(x) in the products' dtype; the gain is folded into the next matrix."""
+    def _normed(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """x / rms(x) in the products' dtype, in `out` if given; the gain is folded into the next matrix."""
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         inverse = torch.addcmul(self._eps, length, length, value=1.0 / x.shape[1]).rsqrt_()
-        if self.weights.dtype == torch.float32:
-            return x * inverse
-        return torch.mul(x, inverse, out=torch.empty_like(x, dtype=self.weights.dtype))
+        return torch.mul(
+            x, inverse, out=torch.empty_like(x, dtype=self.weights.dtype) if out is None else out
+        )
 
     def _turn_(self, layer: PackedLayer, heads: Tensor, turns: Tensor) -> None:
         """Normalise where the model does, and rotate (token, kv head, [queries, key], dim), in place."""
@@ -176,10 +184,10 @@ class Decoder:
             heads.copy_(normed.mul_(layer.qk_norm))
         _rotate_(heads, turns)
 
-    def _finish(self, layer: PackedLayer, x: Tensor, mixed: Tensor) -> None:
+    def _finish(self, layer: PackedLayer, x: Tensor, mixed: Tensor, normed: Tensor | None = None) -> None:
         """The rest of a block, in place: attention's output projection, then the MLP."""
-        layer.o.add_to(x, mixed.to(self.weights.dtype))
-        both = layer.gate_up(self._normed(x))
+        layer.o.add_to(x, mixed)
+        both = layer.gate_up(self._normed(x, normed))
         inner = self.config.intermediate_size
         layer.down.add_to(x, F.silu(both[:, :inner]).mul_(both[:, inner:]))
 

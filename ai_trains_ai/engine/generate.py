@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ai_trains_ai.engine.decode import Decoder
 from ai_trains_ai.engine.kvcache import KVCache
+from ai_trains_ai.engine.matrix import Precision
 from ai_trains_ai.engine.model import Model
 from ai_trains_ai.engine.sampling import Completion, SamplingParams, draw_uniforms, greedy, sample
 from ai_trains_ai.errors import UsageError
@@ -31,7 +32,7 @@ def generate(
     *,
     samples_per_prompt: int = 1,
     seed: int,
-    dtype: torch.dtype | None = None,
+    precision: Precision | None = None,
     share: bool = True,
     compact: bool = True,
 ) -> list[list[Completion]]:
@@ -39,7 +40,7 @@ def generate(
 
     model:   a Model, packed anew by each call, or a Decoder to reuse (while its weights stay the same).
     seed:    the draws depend on it and on a completion's place in the result, on nothing else.
-    dtype:   of the products, None: the model's; only with a Model.
+    precision: of the products, as in training; None: the model's. Only with a Model: a Decoder has its own.
     share:   False reads and keeps a prompt once for each sample, compact=False keeps done rows in the batch:
              the same results, slower. For tests and measurements.
     Deterministic on one machine. Raises UsageError for an empty prompt, or one that leaves no room for
@@ -49,7 +50,7 @@ def generate(
         raise UsageError(f"samples_per_prompt is {samples_per_prompt}, it must be at least 1")
     if not prompts:
         return []
-    decoder = model if isinstance(model, Decoder) else Decoder(model, dtype=dtype)
+    decoder = model if isinstance(model, Decoder) else Decoder(model, precision=precision)
     limit, longest = decoder.config.max_positions, max(len(prompt) for prompt in prompts)
     if longest + params.max_tokens > limit:
         raise UsageError(

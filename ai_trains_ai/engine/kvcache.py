@@ -67,6 +67,7 @@ class KVCache:
     prefix_v: (layers, groups, kv_heads, prefix_room, head_dim)
     own_k:    (layers, groups, kv_heads, width, head_dim, room)
     own_v:    (layers, groups, kv_heads, width, room, head_dim)
+    cleared:  own positions below this one hold numbers; beyond, it could be NaN (and 0 · NaN is NaN)
     version:  changes whenever rows move, so that what was derived from their places can be renewed.
 
     The first dimensions may be larger than what is in use: groups beyond len(prefixes) are spare.
@@ -79,6 +80,7 @@ class KVCache:
     own_v: Tensor
     prefixes: list[Prefix]
     rows: list[Row]
+    cleared: int = 0
     version: int = 0
     scratch: object = field(default=None, repr=False)
     """Scratch of the decoder, valid for one version."""
@@ -87,22 +89,17 @@ class KVCache:
     def empty(cls, shape: CacheShape, groups: int, width: int, prefix_room: int, room: int) -> KVCache:
         """Storage for `groups` prompts with `width` rows each; no group and no row is in use yet."""
         lead = (shape.layers, groups, shape.kv_heads)
-        room, prefix_room = _round_room(room), round_up(prefix_room)
+        room, columns = _round_room(room), round_up(prefix_room)
 
-        def zeros(*tail: int) -> Tensor:
-            # Not empty: masked positions are multiplied by 0, and what was there before could be NaN.
-            return torch.zeros(*lead, *tail, dtype=shape.dtype, device=shape.device)
+        def storage(*tail: int) -> Tensor:
+            return torch.empty(*lead, *tail, dtype=shape.dtype, device=shape.device)
 
         dim = shape.head_dim
-        return cls(
-            shape=shape,
-            prefix_k=zeros(dim, prefix_room),
-            prefix_v=zeros(prefix_room, dim),
-            own_k=zeros(width, dim, room),
-            own_v=zeros(width, room, dim),
-            prefixes=[],
-            rows=[],
-        )
+        prefix_k, prefix_v = storage(dim, columns), storage(columns, dim)
+        prefix_k[..., prefix_room:].zero_()
+        prefix_v[..., prefix_room:, :].zero_()
+        own_k, own_v = storage(width, dim, room), storage(width, room, dim)
+        return cls(shape, prefix_k, prefix_v, own_k, own_v, prefixes=[], rows=[])
 
     @property
     def width(self) -> int:
@@ -134,6 +131,14 @@ class KVCache:
             self.own_k = _widened(self.own_k, 5, room)
             self.own_v = _widened(self.own_v, 4, room)
             self.version += 1
+
+    @torch.inference_mode()
+    def clear_to(self, position: int) -> None:
+        """Let the own positions below this one be read, whether anything was stored there or not."""
+        if position > self.cleared:
+            self.own_k[..., self.cleared : position].zero_()
+            self.own_v[..., self.cleared : position, :].zero_()
+            self.cleared = position
 
     @torch.inference_mode()
     def keep(self, rows: Sequence[int], *, close_up: bool = True) -> None:
@@ -209,7 +214,9 @@ class KVCache:
         if longest > self.prefix_v.shape[3]:
             self.prefix_k = _widened(self.prefix_k, 4, round_up(longest))
             self.prefix_v = _widened(self.prefix_v, 3, round_up(longest))
-        self.reserve(max((row.length for row in other.rows), default=0))
+        longest = max((row.length for row in other.rows), default=0)
+        self.reserve(longest)
+        self.clear_to(longest)
 
     def _regroup(self, groups: list[int], width: int, capacity: int) -> None:
         """Copy `groups` and their rows, packed into each group's first slots, into new storage.

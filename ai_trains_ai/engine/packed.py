@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from ai_trains_ai.engine.config import ModelConfig
+from ai_trains_ai.engine.matrix import Precision
 from ai_trains_ai.engine.model import Attention, Model, Projection, inverse_frequencies
 
 _BATCH_HINT = 32
@@ -37,8 +38,8 @@ class Matrix(Protocol):
         """x Wᵀ, in x's dtype."""
         ...
 
-    def into(self, out: Tensor, x: Tensor) -> None:
-        """out = x Wᵀ; out may be of a wider dtype."""
+    def into(self, out: Tensor, x: Tensor) -> Tensor:
+        """out = x Wᵀ; out may be of a wider dtype. Returns out."""
         ...
 
     def add_to(self, out: Tensor, x: Tensor) -> None:
@@ -55,17 +56,41 @@ class TransposedMatrix:
     def __call__(self, x: Tensor) -> Tensor:
         return torch.mm(x, self.weight)
 
-    def into(self, out: Tensor, x: Tensor) -> None:
+    def into(self, out: Tensor, x: Tensor) -> Tensor:
         if out.dtype == x.dtype:
-            torch.mm(x, self.weight, out=out)
-        else:
-            out.copy_(torch.mm(x, self.weight))
+            return torch.mm(x, self.weight, out=out)
+        return out.copy_(torch.mm(x, self.weight))
 
     def add_to(self, out: Tensor, x: Tensor) -> None:
         if out.dtype == x.dtype:
             out.addmm_(x, self.weight)
         else:
             out.add_(torch.mm(x, self.weight))
+
+
+@dataclass(frozen=True, slots=True)
+class RoundedMatrix:
+    """A float32 product whose operands may be rounded to bfloat16 (CPUs with AMX or AVX512-BF16).
+
+    PyTorch's switch for it is global, and small batched products (attention) would become slower by it, so
+    it is set for this product alone.
+    """
+
+    weight: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.into(x.new_empty(len(x), self.weight.shape[1]), x)
+
+    def into(self, out: Tensor, x: Tensor) -> Tensor:
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("medium")
+        try:
+            return torch.mm(x, self.weight, out=out)
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+    def add_to(self, out: Tensor, x: Tensor) -> None:
+        out.add_(self(x))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +103,8 @@ class OneDnnMatrix:
         product: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self.weight, None, "none", [], "")
         return product
 
-    def into(self, out: Tensor, x: Tensor) -> None:
-        out.copy_(self(x))
+    def into(self, out: Tensor, x: Tensor) -> Tensor:
+        return out.copy_(self(x))
 
     def add_to(self, out: Tensor, x: Tensor) -> None:
         out.add_(self(x))
@@ -112,28 +137,28 @@ class PackedWeights:
 
 
 @torch.inference_mode()
-def pack(model: Model, dtype: torch.dtype | None = None) -> PackedWeights:
-    """Snapshot of a model's weights, in `dtype` (None: the model's own)."""
-    dtype = dtype or model.dtype
+def pack(model: Model, precision: Precision | None = None) -> PackedWeights:
+    """Snapshot of a model's weights. precision: None follows the model's dtype."""
+    precision = precision or ("fp32" if model.dtype == torch.float32 else "bf16")
     layers = []
     for block in model.layers:
         qkv, gate_up = _plain(block.attn.qkv), _plain(block.mlp.gate_up)
         layers.append(
             PackedLayer(
-                qkv=_matrix(_grouped_rows(block.attn, qkv * block.attn_norm.weight.float()), dtype),
+                qkv=_matrix(_grouped_rows(block.attn, qkv * block.attn_norm.weight.float()), precision),
                 qk_norm=_qk_norm(block.attn),
-                o=_matrix(_plain(block.attn.o), dtype),
-                gate_up=_matrix(gate_up * block.mlp_norm.weight.float(), dtype),
-                down=_matrix(_plain(block.mlp.down), dtype),
+                o=_matrix(_plain(block.attn.o), precision),
+                gate_up=_matrix(gate_up * block.mlp_norm.weight.float(), precision),
+                down=_matrix(_plain(block.mlp.down), precision),
             )
         )
     return PackedWeights(
         config=model.config,
-        dtype=dtype,
+        dtype=torch.bfloat16 if precision == "bf16" else torch.float32,
         device=model.device,
         embed=model.embed.detach().to(torch.float32, copy=True),
         layers=tuple(layers),
-        head=_matrix(model.head_weight.detach().float() * model.norm.weight.float(), dtype),
+        head=_matrix(model.head_weight.detach().float() * model.norm.weight.float(), precision),
     )
 
 
@@ -169,11 +194,14 @@ def _plain(projection: Projection) -> Tensor:
     return weight
 
 
-def _matrix(weight: Tensor, dtype: torch.dtype) -> Matrix:
-    weight = weight.to(dtype)
+def _matrix(weight: Tensor, precision: Precision) -> Matrix:
+    if precision == "bf16":
+        weight = weight.to(torch.bfloat16)
+    if precision == "mixed":
+        return RoundedMatrix(weight.t().contiguous())
     if weight.device.type != "cpu":
         return TransposedMatrix(weight.t())
-    if dtype == torch.bfloat16 and onednn_packs():
+    if precision == "bf16" and onednn_packs():
         return OneDnnMatrix(torch.ops.mkldnn._reorder_linear_weight(weight, _BATCH_HINT))
     return TransposedMatrix(weight.t().contiguous())
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ai_trains_ai.engine.config import ModelConfig
 from ai_trains_ai.engine.kvcache import KVCache, round_up
+from ai_trains_ai.engine.packed import PackedWeights
 from ai_trains_ai.engine.plan import Plan
 
 _COLUMN_STEP = 8
@@ -45,12 +45,13 @@ class Workspace:
 
     qkv:      (N, kv head, [queries, key, value], head_dim), to be filled before `attend`; `qkv_rows` and
               `turned` (queries and keys) are views of it
-    attended: (N, heads · head_dim), what `attend` fills
+    attended: (N, heads · head_dim), what `attend` fills, in the products' dtype
+    normed:   (N, hidden), room for a normalised input of a product
     """
 
-    def __init__(self, plan: Plan, cache: KVCache, config: ModelConfig) -> None:
+    def __init__(self, plan: Plan, cache: KVCache, weights: PackedWeights) -> None:
         self.plan = plan
-        shape = cache.shape
+        shape, config = cache.shape, weights.config
         dim, kv, queries = config.head_dim, config.num_kv_heads, config.num_heads // config.num_kv_heads
         new, groups = len(plan.positions_N), len(cache.prefixes)
         self.dim, self.queries, self.tokens = dim, queries, plan.tokens
@@ -79,7 +80,10 @@ class Workspace:
         self._rows = self._mixed_rows
         if plan.to_rows is not None:
             self._rows = empty(new * kv, queries * dim)
-        self.attended = self._rows.view(new, -1)
+        attended = self._rows.view(new, -1)
+        self._attended = attended
+        self.attended = attended if weights.dtype == shape.dtype else attended.to(weights.dtype)
+        self.normed = empty(new, config.hidden_size, dtype=weights.dtype)
         self._columns = 0
         self.fit(cache)
 
@@ -97,6 +101,7 @@ class Workspace:
             self._show_new_columns()
             return
         self._columns = columns
+        cache.clear_to(columns)
         per_place = self.tokens * self.queries
         split = round_up(max(prefix.length for prefix in cache.prefixes))
         self._split, width = split, split + columns
@@ -104,11 +109,12 @@ class Workspace:
         self._own = self.empty(self.places, per_place, columns)
         self._parts = [self._shared.view(self.places, per_place, split), self._own]
         self._scores = self.empty(self.places, per_place, width)
-        self._scores_by_token = self._scores.view(self.places, self.tokens, self.queries, width)
+        by_token = (self.places, self.tokens, self.queries, width)
+        self._masked = self._scores.view((self.groups, -1, width) if self.plan.uniform else by_token)
         self._probs = self.empty(self.places, per_place, width)
         self._probs_shared = self._probs.view(self.groups, -1, width)[..., :split]
         self._probs_own = self._probs[..., split:]
-        self._mask = self._full_mask(cache, width)
+        self._mask = self._new_mask(cache, width)
         self.layers = self._layer_views(cache)
 
     def attend(self, index: int) -> Tensor:
@@ -128,12 +134,14 @@ class Workspace:
         torch.bmm(self._q_grouped, layer.prefix_k, out=self._shared)
         torch.bmm(self._q_own, layer.read_k, out=self._own)
         torch.cat(self._parts, -1, out=self._scores)
-        self._scores_by_token.add_(self._mask)
+        self._masked.add_(self._mask)
         torch.softmax(self._scores, -1, out=self._probs)
         torch.bmm(self._probs_shared, layer.prefix_v, out=self._mixed_grouped)
         self._mixed.baddbmm_(self._probs_own, layer.read_v)
         if plan.to_rows is not None:
             torch.index_select(self._mixed_rows, 0, plan.to_rows, out=self._rows)
+        if self.attended is not self._attended:
+            self.attended.copy_(self._attended)
         return self.attended
 
     def _layer_views(self, cache: KVCache) -> list[_Layer]:
@@ -146,22 +154,29 @@ class Workspace:
             _Layer(*views) for views in zip(prefix_k, prefix_v, own_k, own_v, read_k, read_v, strict=True)
         ]
 
-    def _full_mask(self, cache: KVCache, width: int) -> Tensor:
-        """0 where a new token looks, -inf elsewhere: (place, token, 1, split + columns)."""
-        device, plan = cache.shape.device, self.plan
-        column = torch.arange(width, device=device)
+    def _new_mask(self, cache: KVCache, width: int) -> Tensor:
+        """0 where a new token looks, -inf elsewhere: (group·kv, 1, width) when all rows look at equally many
+        own positions, else (place, token, 1, width).
+        """
+        device, split, plan = cache.shape.device, self._split, self.plan
         sizes = torch.tensor([prefix.length for prefix in cache.prefixes], device=device)
-        prompt = column < sizes.repeat_interleave(self.places // len(sizes))[:, None]
+        sizes = sizes.repeat_interleave(self.groups // len(sizes))
+        mask = torch.full((self.groups, 1, width), -torch.inf, dtype=cache.shape.dtype, device=device)
+        mask[..., :split].masked_fill_((torch.arange(split, device=device) < sizes[:, None])[:, None], 0.0)
+        if plan.uniform:
+            mask[..., split : split + plan.own_length] = 0.0
+            return mask
+        mask = mask.repeat(1, self.places // self.groups * self.tokens, 1)
+        mask = mask.view(self.places, self.tokens, 1, width)
         steps = torch.arange(1, self.tokens + 1, device=device)
-        own = column < (plan.lengths[:, None] + steps)[..., None] + self._split
-        seen = torch.where(column < self._split, prompt[:, None], own)
-        mask = torch.zeros(seen.shape, dtype=cache.shape.dtype, device=device)
-        return mask.masked_fill_(~seen, -torch.inf).unsqueeze(2)
+        seen = torch.arange(width - split, device=device) < (plan.lengths[:, None] + steps)[..., None]
+        mask[..., split:].masked_fill_(seen.unsqueeze(2), 0.0)
+        return mask
 
     def _show_new_columns(self) -> None:
-        """One token later, each place sees one more own column."""
+        """One token later, each row sees one more own column."""
         if self.plan.uniform:
             self._mask[..., self._split + self.plan.own_length - 1].zero_()
         else:
-            flat = self._mask.view(self.places, -1)
-            flat.scatter_(1, (self.plan.lengths + self._split).unsqueeze(1), 0.0)
+            seen = (self.plan.lengths + self._split).unsqueeze(1)
+            self._mask.view(self.places, -1).scatter_(1, seen, 0.0)

@@ -173,7 +173,7 @@ def test_an_attached_adapter_is_sampled_from() -> None:
 def test_bfloat16_is_no_further_from_float32_than_a_plain_bfloat16_forward() -> None:
     model, rounded = small_model(), small_model().to(torch.bfloat16)
     prompts = random_prompts(5, 30)
-    results = generate(model, prompts, SamplingParams(16), samples_per_prompt=8, seed=6, dtype=torch.bfloat16)
+    results = generate(model, prompts, SamplingParams(16), samples_per_prompt=8, seed=6, precision="bf16")
     ours, plain = [], []
     for prompt, group in zip(prompts, results, strict=True):
         for completion in group:

@@ -154,3 +154,26 @@ def test_extend_needs_tokens_for_every_row() -> None:
         decoder.extend(cache, [[1]])
     with pytest.raises(UsageError, match="at least one token"):
         decoder.extend(cache, [[1], []])
+
+
+def test_memory_that_was_never_written_is_never_read() -> None:
+    """In deterministic mode torch fills fresh memory with NaN; one read of it would spoil a row's logits."""
+    model = small_model()
+    decoder = Decoder(model)
+    torch.use_deterministic_algorithms(True)
+    try:
+        prompts = random_prompts(3, 21)
+        cache, _ = decoder.prefill(prompts, samples=3, room=40)
+        rows = [[*prompt] for prompt in prompts for _ in range(3)]
+        cache.keep([0, 1, 3])
+        rows = [rows[0], rows[1], rows[3]]
+        newcomers, _ = decoder.prefill(random_prompts(33, seed=8), room=1)
+        cache.join(newcomers)
+        rows.append(random_prompts(33, seed=8)[0])
+        for token in range(20):
+            logits = decoder.step(cache, torch.tensor([token] * 4))
+            for row in rows:
+                row.append(token)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    check(model, logits, rows)

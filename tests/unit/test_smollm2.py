@@ -84,7 +84,7 @@ def test_sampled_logprobs_equal_transformers(model: Model, reference: Any, token
 def test_bfloat16_answers_too(model: Model, tokenizer: Tokenizer) -> None:
     prompts = [tokenizer.encode_prompt(QUESTIONS[0])]
     params = SamplingParams(16, temperature=0.0, stop_ids=tokenizer.stop_ids)
-    ((completion,),) = generate(model, prompts, params, seed=0, dtype=torch.bfloat16)
+    ((completion,),) = generate(model, prompts, params, seed=0, precision="bf16")
     assert "Paris" in tokenizer.decode(completion.tokens)
 
 
