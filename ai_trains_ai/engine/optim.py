@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,19 +35,20 @@ class SignSGD(torch.optim.Optimizer):
 class Optimizer:
     """The configured optimizer over everything of `model` that is trained: its weights, or the attached adapter.
 
-    Muon orthogonalises matrices; embeddings, heads and vectors go to AdamW at the same learning rate, as in
-    prime-rl.
+    Muon orthogonalises matrices, each Hugging Face projection by itself although the model stores several in one
+    parameter; embeddings, heads and vectors go to AdamW at the same learning rate, as in prime-rl.
     """
 
     def __init__(self, model: Model, config: OptimConfig) -> None:
         named = named_trainable(model)
         self._parameters = [parameter for _, parameter in named]
         self._max_norm = config.max_norm
-        self._optimizers = _build(named, config)
+        self._parts = _matrices(model, named) if config.type == "muon" else []
+        self._optimizers = _build(named, self._parts, config)
 
     def zero_grad(self) -> None:
-        for optimizer in self._optimizers:
-            optimizer.zero_grad(set_to_none=True)
+        for parameter in self._parameters:
+            parameter.grad = None
 
     def clip(self) -> float:
         """Scale the gradients down to max_norm where it is set and exceeded; return their norm before that."""
@@ -54,10 +56,21 @@ class Optimizer:
         return float(nn.utils.clip_grad_norm_(self._parameters, limit))
 
     def step(self, lr: float) -> None:
+        for part in self._parts:
+            part.matrix.grad = None if part.whole.grad is None else part.whole.grad[part.rows]
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = lr
             optimizer.step()
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Some rows of a parameter as a matrix of their own, which shares the parameter's storage."""
+
+    matrix: nn.Parameter
+    whole: nn.Parameter
+    rows: slice
 
 
 def named_trainable(model: Model) -> list[tuple[str, nn.Parameter]]:
@@ -91,7 +104,9 @@ def learning_rate(config: SchedulerConfig, lr: float, step: int, max_steps: int)
     return lr
 
 
-def _build(named: Sequence[tuple[str, nn.Parameter]], config: OptimConfig) -> list[torch.optim.Optimizer]:
+def _build(
+    named: Sequence[tuple[str, nn.Parameter]], parts: Sequence[_Part], config: OptimConfig
+) -> list[torch.optim.Optimizer]:
     everything = [parameter for _, parameter in named]
     if config.type == "adamw":
         return [_adamw(everything, config)]
@@ -105,16 +120,26 @@ def _build(named: Sequence[tuple[str, nn.Parameter]], config: OptimConfig) -> li
         return [torch.optim.SGD(everything, lr=config.lr, **options)]
     if config.type == "sign_sgd":
         return [SignSGD(everything, config.lr, config.weight_decay)]
-    matrices = [parameter for name, parameter in named if _is_matrix(name, parameter)]
     others = [parameter for name, parameter in named if not _is_matrix(name, parameter)]
     muon = torch.optim.Muon(
-        matrices,
+        [part.matrix for part in parts],
         lr=config.lr,
         momentum=config.mu,
+        nesterov=False,  # as prime-rl's, which is that of the dion package
         weight_decay=config.weight_decay,
         adjust_lr_fn="match_rms_adamw",
     )
     return [muon, _adamw(others, config)] if others else [muon]
+
+
+def _matrices(model: Model, named: Sequence[tuple[str, nn.Parameter]]) -> list[_Part]:
+    slices = {id(projection.weight): projection.slices().values() for projection in model.projections()}
+    return [
+        _Part(nn.Parameter(parameter.data[rows]), parameter, rows)
+        for name, parameter in named
+        if _is_matrix(name, parameter)
+        for rows in slices.get(id(parameter), [slice(None)])
+    ]
 
 
 def _is_matrix(name: str, parameter: Tensor) -> bool:
