@@ -108,7 +108,9 @@ class BranchedAttention:
         self.stabilise = not self._scores_are_safe(qkv_R)
         self.heads = plan.heads.new_buffer(qkv_R)
         rows, heads = _pairs(qkv_R), _pairs(self.heads)
-        out_R = qkv_R.new_empty(plan.layout.predicting if self.last else qkv_R.shape[0], self.geometry.queries)
+        out_R = qkv_R.new_empty(
+            plan.layout.predicting if self.last else qkv_R.shape[0], self.geometry.queries
+        )
         for branch in plan.layout.branches:
             if branch.prefix is not None:
                 self._split(branch.prefix, qkv_R, rows, heads)
@@ -144,7 +146,7 @@ class BranchedAttention:
         g = self.geometry
         heads = qkv_R[:, : g.queries + g.keys].view(qkv_R.shape[0], -1, g.dim)
         largest = torch.linalg.vector_norm(heads, dim=-1).amax(0).tolist()
-        return max(largest[: g.kv * g.shared]) * max(largest[g.kv * g.shared :]) <= SAFE_SCORE
+        return bool(max(largest[: g.kv * g.shared]) * max(largest[g.kv * g.shared :]) <= SAFE_SCORE)
 
     def _split(self, segment: Segment, qkv_R: Tensor, rows: Tensor, heads: Tensor) -> None:
         """Rotate a segment's rows and regroup them by head. rows, heads: both buffers as complex numbers."""
@@ -154,9 +156,7 @@ class BranchedAttention:
         torch.mul(views.k_rows.of(rows), cis, out=views.k.of(heads))
         views.v.of(self.heads).copy_(views.v_rows.of(qkv_R))
 
-    def _unsplit(
-        self, segment: Segment, dheads: Tensor, dqkv_R: Tensor, rows: Tensor, heads: Tensor
-    ) -> None:
+    def _unsplit(self, segment: Segment, dheads: Tensor, dqkv_R: Tensor, rows: Tensor, heads: Tensor) -> None:
         """Gradients by head back to rows. rows, heads: both buffers as complex numbers."""
         views = self.plan.gradients.segments[segment.start]
         cis = self.plan.rotation(segment, back=True)
@@ -228,7 +228,9 @@ class BranchedAttention:
         torch.mul(part.rows.of(dout_R), sums.inverse, out=scaled[..., :dim])
         torch.mul(part.sums.of(delta_R), sums.inverse, out=scaled[..., dim:])
         p, p_first, p_second = (
-            self._exponentials(part, prefix) if sums.scores is None else _score_views(part, sums.scores, sums.scores)
+            self._exponentials(part, prefix)
+            if sums.scores is None
+            else _score_views(part, sums.scores, sums.scores)
         )
         d, d_first, d_second = _score_views(part, heads)
         s_own = scaled.view(*part.q_own.size[:2], dim + 1)

@@ -138,7 +138,10 @@ class _FusedBlock:
         self.o = FoldedMatrix(block.attn.o, Fold(), dtype)
         self.gate_up = FoldedMatrix(block.mlp.gate_up, Fold(block.mlp_norm.weight), dtype)
         self.down = FoldedMatrix(block.mlp.down, Fold(), dtype)
-        self.norm_1, self.norm_2 = _Norm(block.attn_norm.eps, run.device), _Norm(block.mlp_norm.eps, run.device)
+        self.norm_1, self.norm_2 = (
+            _Norm(block.attn_norm.eps, run.device),
+            _Norm(block.mlp_norm.eps, run.device),
+        )
         self.head_norm = _HeadNorm.of(block.attn, run)
         self.attention = BranchedAttention(run.attention, last=last)
         self.swiglu = _SwiGLU(run.one)
@@ -217,7 +220,10 @@ class _HeadNorm:
         self.queries = geometry.kv * geometry.shared
         self.heads = self.queries + geometry.kv
         self.scale = geometry.dim**-0.5
-        gains = [q_norm.weight.detach().float()[self.pairs] * self.scale, k_norm.weight.detach().float()[self.pairs]]
+        gains = [
+            q_norm.weight.detach().float()[self.pairs] * self.scale,
+            k_norm.weight.detach().float()[self.pairs],
+        ]
         self.gain = torch.cat((gains[0].expand(self.queries, -1), gains[1].expand(geometry.kv, -1)))
         self.norm = _Norm(q_norm.eps, run.device)
         self.normed = self.gain_gradient = torch.empty(0)
@@ -267,7 +273,7 @@ class _SwiGLU:
         act, silus, slopes = (gate_up.new_empty(rows, inner) for _ in range(3))
         step = max(1, CACHED // inner)
         direct = gate_up.dtype == torch.float32
-        strips = [x.split(step) for x in (gate_up[:, :inner], gate_up[:, inner:], act, silus, slopes)]
+        strips = [torch.split(x, step) for x in (gate_up[:, :inner], gate_up[:, inner:], act, silus, slopes)]
         for gate, up, act_out, silu_out, slope_out in zip(*strips, strict=True):
             if not direct:
                 gate, up = gate.float(), up.float()

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from ai_trains_ai.engine.layout import Layout, Segment
@@ -116,12 +115,12 @@ class Part:
 
     @property
     def own_scores(self) -> tuple[int, int, int]:
-        return (*self.q_own.size[:2], self.stop)
+        return self.q_own.size[0], self.q_own.size[1], self.stop
 
     @property
     def prompt_scores(self) -> tuple[int, int, int]:
         assert self.prompt is not None
-        return (*self.q_prompt.size[:2], self.prompt.k.size[1])
+        return self.q_prompt.size[0], self.q_prompt.size[1], self.prompt.k.size[1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,12 @@ the prompt keeps the rest. A group with prompt [p0 p1 p2] and completions [a b] 
     rows     tile: p2 c d | p2 a ·        prefix: p0 p1
     targets        c  d e |  a b ·
 
-Every row of a tile predicts one completion token; rows of a prefix predict nothing: in the last layer they are
-only keys and values. Groups with equally many completions form a branch and are worked on together: their
-prompts are padded to the longest, their completions are sorted by length and cut into tiles, each padded to its
-longest (·). Padding costs arithmetic, one more branch or tile costs calls: `branch_cost` and `tile_cost` say how
-many padded rows a cut must save. All tiles come before all prefixes, so the predicting rows are one slice.
+Every row of a tile predicts one completion token; rows of a prefix predict prompt tokens, or, when these are
+not asked for, nothing: in the last layer they are then only keys and values. Groups with equally many
+completions form a branch and are worked on together: their prompts are padded to the longest, their completions
+are sorted by length and cut into tiles, each padded to its longest (·). Padding costs arithmetic, one more
+branch or tile costs calls: `branch_cost` and `tile_cost` say how many padded rows a cut must save. All tiles
+come before all prefixes, so the predicting rows are one slice.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ import torch
 from torch import Tensor
 
 from ai_trains_ai.errors import UsageError
+
+_Ints = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +77,13 @@ class Costs:
 class Layout:
     """tokens_R: id of each row. targets_M: what each of the first M rows predicts (0 on padding).
 
-    slots_M: where a row's result goes in a flat (N × T) result, or N × T (one past it) for padding.
+    places_N_T: the row that predicts token t of sequence n, or M (one past the rows) where there is none.
+    N: all sequences in the order given; T: tokens predicted of the longest.
     """
 
     tokens_R: Tensor
     targets_M: Tensor
-    slots_M: Tensor
+    places_N_T: Tensor
     mask_N_T: Tensor
     branches: tuple[Branch, ...]
     positions: int
@@ -95,10 +99,19 @@ def rows_of(group: TokenGroup) -> int:
     return len(group.prompt) - 1 + sum(len(completion) for completion in group.completions)
 
 
-def lay_out(groups: Sequence[TokenGroup], costs: Costs, *, device: torch.device | str = "cpu") -> Layout:
-    """Arrange groups. Raises UsageError for an empty batch, prompt or completion."""
+def lay_out(
+    groups: Sequence[TokenGroup],
+    costs: Costs,
+    *,
+    prompts: bool = False,
+    device: torch.device | str = "cpu",
+) -> Layout:
+    """Arrange groups. prompts: predict the prompts' tokens (from their second on) besides the completions'.
+
+    Raises UsageError for an empty batch, prompt or completion.
+    """
     _check(groups)
-    builder = _Builder(groups)
+    builder = _Builder(groups, prompts=prompts)
     branches = []
     for members in _branches(groups, costs):
         prefix_length = max(len(groups[g].prompt) - 1 for g in members)
@@ -117,28 +130,31 @@ def lay_out(groups: Sequence[TokenGroup], costs: Costs, *, device: torch.device 
 class _Builder:
     """Rows in the making, in numpy: turning lists into tensors element by element costs more than the layout."""
 
-    def __init__(self, groups: Sequence[TokenGroup]) -> None:
+    def __init__(self, groups: Sequence[TokenGroup], *, prompts: bool) -> None:
         self.groups = groups
-        self.longest = max(len(completion) for group in groups for completion in group.completions)
+        self.prompts = prompts
         self.offsets = [0]
         for group in groups:
             self.offsets.append(self.offsets[-1] + len(group.completions))
         self.rows = 0
-        self.tokens: list[np.ndarray[Any, Any]] = []
-        self.targets: list[np.ndarray[Any, Any]] = []
-        self.slots: list[np.ndarray[Any, Any]] = []
+        self.tokens: list[_Ints] = []
+        self.targets: list[_Ints] = []
+        self.first_row = np.zeros(self.offsets[-1], dtype=np.int64)
+        """Of each sequence's completion."""
+        self.prefix_row = np.zeros(len(groups), dtype=np.int64)
 
-    def _append(self, tokens: np.ndarray[Any, Any]) -> int:
+    def _append(self, tokens: _Ints) -> int:
         start = self.rows
         self.tokens.append(tokens.reshape(-1))
         self.rows += tokens.size
         return start
 
-    def add_tile(self, members: list[int], ordered: dict[int, list[int]], ranks: range, length: int) -> Segment:
+    def add_tile(
+        self, members: list[int], ordered: dict[int, list[int]], ranks: range, length: int
+    ) -> Segment:
         """Completions of the given ranks by length, of every member group, padded to `length` rows."""
         sequences = len(members) * len(ranks)
         tokens = np.zeros((sequences, length + 1), dtype=np.int64)
-        sizes, places = np.empty((2, sequences, 1), dtype=np.int64)
         row = 0
         for g in members:
             group = self.groups[g]
@@ -147,12 +163,8 @@ class _Builder:
                 completion = group.completions[index]
                 tokens[row, 0] = last
                 tokens[row, 1 : len(completion) + 1] = completion
-                sizes[row, 0] = len(completion)
-                places[row, 0] = self.offsets[g] + index
+                self.first_row[self.offsets[g] + index] = self.rows + row * length
                 row += 1
-        steps = np.arange(length)
-        nowhere = self.offsets[-1] * self.longest
-        self.slots.append(np.where(steps < sizes, places * self.longest + steps, nowhere).reshape(-1))
         self.targets.append(tokens[:, 1:].reshape(-1))
         start = self._append(tokens[:, :-1])
         first = tuple(len(self.groups[g].prompt) - 1 for g in members)
@@ -161,23 +173,36 @@ class _Builder:
     def add_prefix(self, members: list[int], length: int) -> Segment | None:
         if length == 0:
             return None
-        tokens = np.zeros((len(members), length), dtype=np.int64)
+        tokens = np.zeros((len(members), length + 1), dtype=np.int64)
         lengths = tuple(len(self.groups[g].prompt) - 1 for g in members)
-        for row, (g, rows) in enumerate(zip(members, lengths, strict=True)):
-            tokens[row, :rows] = self.groups[g].prompt[:-1]
-        return Segment(self._append(tokens), len(members), 1, length, (0,) * len(members), lengths)
+        for row, g in enumerate(members):
+            tokens[row, : lengths[row] + 1] = self.groups[g].prompt
+            self.prefix_row[g] = self.rows + row * length
+        if self.prompts:
+            self.targets.append(tokens[:, 1:].reshape(-1))
+        return Segment(self._append(tokens[:, :-1]), len(members), 1, length, (0,) * len(members), lengths)
 
     def finish(self, branches: tuple[Branch, ...], device: torch.device | str) -> Layout:
-        sizes = np.array([[len(c)] for group in self.groups for c in group.completions])
+        before = np.array(
+            [len(group.prompt) - 1 if self.prompts else 0 for group in self.groups for _ in group.completions]
+        )[:, None]
+        sizes = np.array([[len(completion)] for group in self.groups for completion in group.completions])
+        sizes += before
+        steps = np.arange(sizes.max())
+        predicting = sum(part.size for part in self.targets)
+        places = np.where(steps < sizes, self.first_row[:, None] + steps - before, predicting)
+        if self.prompts:
+            counts = [len(group.completions) for group in self.groups]
+            places = np.where(steps < before, np.repeat(self.prefix_row, counts)[:, None] + steps, places)
 
-        def tensor(parts: list[np.ndarray[Any, Any]]) -> Tensor:
-            return torch.from_numpy(np.concatenate(parts)).to(device)
+        def tensor(values: _Ints) -> Tensor:
+            return torch.from_numpy(values).to(device)
 
         return Layout(
-            tokens_R=tensor(self.tokens),
-            targets_M=tensor(self.targets),
-            slots_M=tensor(self.slots),
-            mask_N_T=tensor([np.arange(self.longest) < sizes]),
+            tokens_R=tensor(np.concatenate(self.tokens)),
+            targets_M=tensor(np.concatenate(self.targets)),
+            places_N_T=tensor(places),
+            mask_N_T=tensor(steps < sizes),
             branches=branches,
             positions=max(len(g.prompt) + max(map(len, g.completions)) for g in self.groups) - 1,
         )
@@ -227,7 +252,7 @@ def _cut(lengths: list[int], cost: float, fits: Callable[[range], bool]) -> list
     best = [0.0] * (len(lengths) + 1)
     opened = [0] * (len(lengths) + 1)
     for end in range(1, len(lengths) + 1):
-        choices = []
+        choices: list[Any] = []
         for start in range(end - 1, -1, -1):
             if choices and not fits(range(start, end)):
                 break

@@ -84,7 +84,9 @@ class FoldedMatrix:
         self.fold = fold
         self.dtype = dtype
         self.pairs = [
-            (rows, projection.lora[name]) for name, rows in projection.slices().items() if name in projection.lora
+            (rows, projection.lora[name])
+            for name, rows in projection.slices().items()
+            if name in projection.lora
         ]
         self.merged = _merging_pays(projection, self.pairs)
         gain_wanted = fold.gain is not None and fold.gain.requires_grad

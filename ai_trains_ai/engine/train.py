@@ -62,7 +62,7 @@ def group_logprobs(
     if layout.positions > limit:
         raise UsageError(f"a sequence needs {layout.positions} positions, the model has {limit}")
     hidden_M = _hidden(model, layout, precision)
-    logprobs_M, entropy_M = TargetLogprob.apply(
+    logprobs_M, entropy_M = TargetLogprob.apply(  # type: ignore[no-untyped-call]
         hidden_M, model.head_weight, layout.targets_M, temperature, entropy, precision
     )
     return LogprobBatch(
@@ -135,15 +135,14 @@ class _Decode(torch.autograd.Function):
 
 
 def _hidden(model: Model, layout: Layout, precision: Precision) -> Tensor:
-    hidden: Tensor = _Decode.apply(model, layout, precision, *trainable(model))
+    inputs = (model, layout, precision, *trainable(model))
+    hidden: Tensor = _Decode.apply(*inputs)  # type: ignore[no-untyped-call]
     return hidden
 
 
 def _spread(values_M: Tensor, layout: Layout) -> Tensor:
-    """Row results to (N, T): each to its slot, padding to a slot that is cut off."""
-    shape = layout.mask_N_T.shape
-    flat = values_M.new_zeros(shape.numel() + 1).scatter(0, layout.slots_M, values_M)
-    return flat[:-1].view(shape)
+    """Row results to (N, T), 0 where there is no token."""
+    return torch.cat((values_M, values_M.new_zeros(1)))[layout.places_N_T]
 
 
 def _costs(model: Model) -> Costs:
