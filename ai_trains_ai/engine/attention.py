@@ -88,13 +88,13 @@ class _Sums:
 class BranchedAttention:
     """One layer's attention over a layout; `forward` once, then `backward` once.
 
-    last: nobody reads what the prompts' rows attend to.
+    trims: nobody reads what the prompts' rows attend to, as in the last layer when they predict nothing.
     """
 
-    def __init__(self, plan: AttentionPlan, *, last: bool) -> None:
+    def __init__(self, plan: AttentionPlan, *, trims: bool) -> None:
         self.plan = plan
         self.geometry = plan.geometry
-        self.last = last
+        self.trims = trims
         self.stabilise = True
         self.heads = torch.empty(0)
         self.sums: dict[int, list[_Sums]] = {}
@@ -102,19 +102,19 @@ class BranchedAttention:
     def forward(self, qkv_R: Tensor, *, keep: bool) -> Tensor:
         """Attend. qkv_R: (R, queries + 2 keys), q scaled, unrotated, contiguous.
 
-        Returns (R, queries), or in the last layer the predicting rows: (M, queries).
+        Returns (R, queries), or when it trims the predicting rows: (M, queries).
         """
         plan = self.plan
         self.stabilise = not self._scores_are_safe(qkv_R)
         self.heads = plan.heads.new_buffer(qkv_R)
         rows, heads = _pairs(qkv_R), _pairs(self.heads)
         out_R = qkv_R.new_empty(
-            plan.layout.predicting if self.last else qkv_R.shape[0], self.geometry.queries
+            plan.layout.predicting if self.trims else plan.layout.rows, self.geometry.queries
         )
         for branch in plan.layout.branches:
             if branch.prefix is not None:
                 self._split(branch.prefix, qkv_R, rows, heads)
-                if not self.last:
+                if not self.trims:
                     self._attend(branch.prefix, None, out_R, keep=keep)
             for tile in branch.tiles:
                 self._split(tile, qkv_R, rows, heads)
@@ -133,7 +133,7 @@ class BranchedAttention:
                 self._differentiate(tile, branch.prefix, dout_R, delta_R, dheads)
                 self._unsplit(tile, dheads, dqkv_R, rows, heads)
             if branch.prefix is not None:
-                if not self.last:
+                if not self.trims:
                     self._differentiate(branch.prefix, None, dout_R, delta_R, dheads)
                 self._unsplit(branch.prefix, dheads, dqkv_R, rows, heads)
         self.heads = torch.empty(0)

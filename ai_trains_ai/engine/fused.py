@@ -7,7 +7,7 @@ at a fraction of a million parameters autograd's bookkeeping and passes over mem
     x += o(attention(qkv(n)))            residual added inside the product, in place
     x += down(silu(gate) · up)           gate_up(n); silu's derivative is made while the row is in cache
 
-The prompt rows leave after the last layer's keys and values: nothing reads them. Gradients are checked against
+Prompt rows that predict nothing leave after the last layer's keys and values. Gradients are checked against
 autograd of `model.py` in the tests.
 """
 
@@ -92,8 +92,9 @@ class FusedDecoder:
     def __init__(self, model: Model, run: Run) -> None:
         self.model = model
         self.run = run
+        trims = run.layout.predicting < run.layout.rows
         last = len(model.layers) - 1
-        self.blocks = [_FusedBlock(block, run, last=i == last) for i, block in enumerate(model.layers)]
+        self.blocks = [_FusedBlock(b, run, trims=trims and i == last) for i, b in enumerate(model.layers)]
         self.final = _Norm(model.norm.eps, model.device)
         self.normed_M: Tensor | None = None
 
@@ -130,9 +131,9 @@ class FusedDecoder:
 
 
 class _FusedBlock:
-    def __init__(self, block: Block, run: Run, *, last: bool) -> None:
+    def __init__(self, block: Block, run: Run, *, trims: bool) -> None:
         self.run = run
-        self.last = last
+        self.trims = trims
         dtype = run.dtype
         self.qkv = FoldedMatrix(block.attn.qkv, Fold(block.attn_norm.weight, run.order, run.scale), dtype)
         self.o = FoldedMatrix(block.attn.o, Fold(), dtype)
@@ -143,19 +144,19 @@ class _FusedBlock:
             _Norm(block.mlp_norm.eps, run.device),
         )
         self.head_norm = _HeadNorm.of(block.attn, run)
-        self.attention = BranchedAttention(run.attention, last=last)
+        self.attention = BranchedAttention(run.attention, trims=trims)
         self.swiglu = _SwiGLU(run.one)
         self.n_1 = self.mixed = self.n_2 = self.act = torch.empty(0)
 
     def forward(self, x_R: Tensor, *, keep: bool) -> Tensor:
-        """x after the block: the same tensor, changed; in the last layer only its predicting rows."""
+        """x after the block: the same tensor, changed; only its predicting rows when the block trims."""
         run = self.run
         n_1 = self.norm_1.forward(x_R, run.dtype)
         with rounded_products(run.precision):
             qkv_R = self.qkv.forward(n_1).float()
         if self.head_norm is not None:
             self.head_norm.forward(qkv_R)
-        if self.last:
+        if self.trims:
             x_R = x_R[: run.layout.predicting]
         mixed = self.attention.forward(qkv_R, keep=keep)
         with rounded_products(run.precision):
@@ -178,7 +179,7 @@ class _FusedBlock:
         dqkv_R = self.attention.backward(dmixed, self.mixed)
         if self.head_norm is not None:
             self.head_norm.backward(dqkv_R)
-        if self.last:
+        if self.trims:
             dx_R = F.pad(dx_R, (0, 0, 0, dqkv_R.shape[0] - dx_R.shape[0]))
         with rounded_products(run.precision):
             dn_1 = self.qkv.backward(dqkv_R.to(run.dtype), self.n_1).float()

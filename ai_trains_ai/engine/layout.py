@@ -90,6 +90,10 @@ class Layout:
     """The longest sequence, in tokens, the last one not counted: nothing is predicted from it."""
 
     @property
+    def rows(self) -> int:
+        return int(self.tokens_R.shape[0])
+
+    @property
     def predicting(self) -> int:
         return int(self.targets_M.shape[0])
 

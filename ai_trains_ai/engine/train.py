@@ -20,17 +20,27 @@ from ai_trains_ai.engine.layout import Costs, Layout, TokenGroup, lay_out, rows_
 from ai_trains_ai.engine.logprobs import TargetLogprob
 from ai_trains_ai.engine.matrix import Precision
 from ai_trains_ai.engine.model import Model
+from ai_trains_ai.engine.prefixes import share_prefixes
 from ai_trains_ai.errors import UsageError
 
-__all__ = ["LogprobBatch", "Precision", "TokenGroup", "group_logprobs", "micro_batches", "use_deterministic"]
+__all__ = [
+    "LogprobBatch",
+    "Precision",
+    "TokenGroup",
+    "group_logprobs",
+    "micro_batches",
+    "share_prefixes",
+    "trainable",
+    "use_deterministic",
+]
 
 
 @dataclass(frozen=True, slots=True)
 class LogprobBatch:
-    """N: all completions of all groups, in order; T: the longest of them.
+    """N: all completions of all groups, in order; T: the longest of them, in predicted tokens.
 
     logprobs_N_T: log p(token | what precedes it) at the sampling temperature, in nats; 0 outside the mask.
-    mask_N_T: True on a completion's tokens.
+    mask_N_T: True on the tokens predicted.
     entropy_N_T: of the distribution each token was drawn from, in nats, no gradient; None when not asked for.
     """
 
@@ -45,9 +55,13 @@ def group_logprobs(
     *,
     temperature: float = 1.0,
     entropy: bool = False,
+    prompts: bool = False,
     precision: Precision = "fp32",
 ) -> LogprobBatch:
     """Log-probabilities of every completion token given its prompt and the tokens before it.
+
+    prompts: of the prompt's tokens too, from its second on: a row of the result is then the whole sequence but
+    its first token. With `share_prefixes` this serves sequences of any origin.
 
     Gradients flow to every parameter (and attached LoRA pair) that requires them; under `torch.no_grad()`
     nothing is kept. Memory grows with the rows of `groups`: split a large batch with `micro_batches`.
@@ -57,7 +71,7 @@ def group_logprobs(
     """
     if temperature <= 0.0:
         raise UsageError(f"temperature {temperature} has no log-probabilities: use one above 0")
-    layout = lay_out(groups, _costs(model), device=model.device)
+    layout = lay_out(groups, _costs(model), prompts=prompts, device=model.device)
     limit = model.config.max_positions
     if layout.positions > limit:
         raise UsageError(f"a sequence needs {layout.positions} positions, the model has {limit}")
@@ -142,7 +156,8 @@ def _hidden(model: Model, layout: Layout, precision: Precision) -> Tensor:
 
 def _spread(values_M: Tensor, layout: Layout) -> Tensor:
     """Row results to (N, T), 0 where there is no token."""
-    return torch.cat((values_M, values_M.new_zeros(1)))[layout.places_N_T]
+    padded = torch.cat((values_M, values_M.new_zeros(1)))
+    return padded.index_select(0, layout.places_N_T.flatten()).view(layout.places_N_T.shape)
 
 
 def _costs(model: Model) -> Costs:
