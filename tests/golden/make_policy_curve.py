@@ -37,7 +37,10 @@ CASES: dict[str, dict[str, Any]] = {
     "muon": {"optim": {"type": "muon", "lr": 0.005}},
     "sign_sgd": {"optim": {"type": "sign_sgd", "lr": 0.001}},
     "lora": {"optim": {"type": "adamw", "lr": 0.02}, "model": {"lora": {"rank": 4, "alpha": 8.0}}},
-    "strong_kl": {"optim": {"type": "adamw", "lr": 0.01}, "loss": {"adv_tau": 0.5, "kl_tau": 0.5}},
+    "strong_kl": {
+        "optim": {"type": "adamw", "lr": 0.003, "max_norm": None, "weight_decay": 0.1},
+        "loss": {"adv_tau": 1.0, "kl_tau": 0.5},
+    },
     "tight_mask": {
         "optim": {"type": "adamw", "lr": 0.005},
         "loss": {"dppo_mask_low": 0.01, "dppo_mask_high": 0.02},
