@@ -38,6 +38,6 @@ def test_the_recorded_curves_exercise_what_they_are_for() -> None:
         assert min(step["loss"] for step in steps) < 1.5 * steps[0]["loss"] < 0, f"{case}: the loss falls"
         assert steps[-1]["sampler_kl"] > 1e-6, f"{case}: later updates are off-policy"
     assert max(step["clip_share"] for step in RECORDED["tight_mask"]) > 0.2
-    assert RECORDED["strong_kl"][-1]["sampler_kl"] < 0.5 * RECORDED["adamw_unclipped"][-1]["sampler_kl"]
+    assert RECORDED["strong_kl"][-1]["sampler_kl"] < 0.7 * RECORDED["adamw_unclipped"][-1]["sampler_kl"]
     assert [step["lr"] for step in RECORDED["adamw"]][3:7] == pytest.approx([0.01] * 4)
     assert RECORDED["adamw"][-1]["lr"] == pytest.approx(1e-4)
