@@ -200,9 +200,13 @@ def test_a_name_published_twice_serves_the_new_weights(client: Client) -> None:
 def test_samples_do_not_depend_on_their_batch(client: Client) -> None:
     session, _ = client.model()
     alone = client.result(asample(client, session)).content
+    # Something long first, so that the three are waiting together when it is done.
+    long = {"num_samples": 64, "sampling_params": {"max_tokens": 48, "seed": 1}}
+    busy = asample(client, session, **long)
     before = client.service.scheduler.batches
     together = [asample(client, session, num_samples=count) for count in (1, 2, 3)]
     contents = [client.result(promise).content for promise in together]
+    assert client.result(busy).status_code == 200
     assert client.service.scheduler.batches - before < 3
     tokens = [
         [bytes(Fields(s).binary(2)) for s in Fields(content).messages(1)] for content in (alone, *contents)
