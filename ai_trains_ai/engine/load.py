@@ -22,21 +22,21 @@ INDEX = "model.safetensors.index.json"
 
 def hf_tensors(model: Model) -> dict[str, Tensor]:
     """Hugging Face name -> view of the model's own storage (no copy), in the order of the forward pass."""
-    found: dict[str, Tensor] = {"model.embed_tokens.weight": model.embed.data}
+    found: dict[str, Tensor] = {"model.embed_tokens.weight": model.embed.detach()}
     for i, block in enumerate(model.layers):
         prefix = f"model.layers.{i}."
-        found[prefix + "input_layernorm.weight"] = block.attn_norm.weight.data
-        found[prefix + "post_attention_layernorm.weight"] = block.mlp_norm.weight.data
+        found[prefix + "input_layernorm.weight"] = block.attn_norm.weight.detach()
+        found[prefix + "post_attention_layernorm.weight"] = block.mlp_norm.weight.detach()
         for name, tensor in _parts(block.attn.qkv) + _parts(block.attn.o):
             found[f"{prefix}self_attn.{name}.weight"] = tensor
         if block.attn.q_norm is not None and block.attn.k_norm is not None:
-            found[prefix + "self_attn.q_norm.weight"] = block.attn.q_norm.weight.data
-            found[prefix + "self_attn.k_norm.weight"] = block.attn.k_norm.weight.data
+            found[prefix + "self_attn.q_norm.weight"] = block.attn.q_norm.weight.detach()
+            found[prefix + "self_attn.k_norm.weight"] = block.attn.k_norm.weight.detach()
         for name, tensor in _parts(block.mlp.gate_up) + _parts(block.mlp.down):
             found[f"{prefix}mlp.{name}.weight"] = tensor
-    found["model.norm.weight"] = model.norm.weight.data
+    found["model.norm.weight"] = model.norm.weight.detach()
     if model.head is not None:
-        found["lm_head.weight"] = model.head.weight.data
+        found["lm_head.weight"] = model.head.weight.detach()
     return found
 
 
@@ -112,7 +112,7 @@ def weights_sha256(source: Model | str | Path) -> str:
 
 
 def _parts(projection: Projection) -> list[tuple[str, Tensor]]:
-    return [(name, projection.weight.data[rows]) for name, rows in projection.slices().items()]
+    return [(name, projection.weight.detach()[rows]) for name, rows in projection.slices().items()]
 
 
 def _stored(folder: Path) -> Iterator[tuple[str, Tensor]]:
