@@ -78,7 +78,8 @@ class Services:
                 pool=pool,
                 secret=secret,
                 trusted=not unsafe,
-                run_info={"command": sys.argv, "commit": _commit(), "device": device},
+                device=device,
+                run_info={"command": sys.argv, "commit": _commit()},
                 **self.settings,
             )
             for run in made.recover():

@@ -64,7 +64,7 @@ def base_score(place: Workplace, hidden: HiddenEval, base: str, on_event: OnEven
         hidden,
         base=base,
         base_sha256=place.base_hash(base),
-        versions=sampling_versions(),
+        versions={**sampling_versions(), "device": place.device},
         at_once=at_once(base),
         progress=_counting(f"measuring the untrained {base}", "baseline", on_event),
     )

@@ -39,6 +39,7 @@ class Workplace:
     """Shared by all jobs of a process, from as many threads as there are workers.
 
     trusted: False when the sandbox was switched off by hand; every result then says so.
+    device: where the pool's workers run models; numbers of different devices are different numbers.
     base_hash: content hash of a base by its name.
     run_info: goes into each run's run.json (command line, commit).
     """
@@ -51,6 +52,7 @@ class Workplace:
     reward: RewardConfig = field(default_factory=RewardConfig)
     evaluation: EvalConfig = field(default_factory=EvalConfig)
     trusted: bool = True
+    device: str = "cpu"
     base_hash: Callable[[str], str] = base_sha256
     run_info: Mapping[str, Any] = field(default_factory=dict)
 
@@ -62,6 +64,7 @@ class Workplace:
             "evaluation": self.evaluation.model_dump(mode="json"),
             "eval_secret": self.secret.id,
             "trusted": self.trusted,
+            "device": self.device,
             "versions": training_versions(),
         }
 

@@ -169,6 +169,7 @@ def test_other_settings_are_another_result(place: Workplace) -> None:
         {"evaluation": EvalConfig(items_per_level=24)},
         {"secret": EvalSecret.private(b"another secret of enough bytes")},
         {"trusted": False},
+        {"device": "cuda"},
         {"base_hash": lambda name: f"other hash of {name}"},
     ):
         assert not run_job(replace(place, **change), job_files()).from_cache, change  # type: ignore[arg-type]
