@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import functools
 import os
 import queue
 import signal
@@ -228,6 +229,13 @@ def serve(channel: wire.Channel, workshop: Workshop) -> None:
         except Exception as error:  # noqa: BLE001 - the border: a failure becomes a message with its owner
             answer = {"id": number, "error": wire.encode_error(_attributed(error), traceback.format_exc())}
         channel.send(answer)
+        warm_up()
+
+
+@functools.cache
+def warm_up() -> None:
+    """Import what torch puts off until the first optimizer (over a second, once), while nobody waits for it."""
+    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
 
 
 def _attributed(error: Exception) -> Exception:
