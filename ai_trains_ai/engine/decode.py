@@ -8,8 +8,9 @@ Rows are packed: a linear layer sees exactly the tokens that exist, in row order
 `kvcache`): the queries of a group meet their prompt's keys in one product, each row meets its own keys, and
 one softmax covers both.
 
-Every product goes through a `packed.Matrix` with all tokens of the step in row order: that is where adapters
-that differ from row to row would be added.
+Every product goes through a `packed.Matrix` with all tokens of the call in row order. A Matrix that holds
+several LoRA adapters side by side fits there: x · [a₁ᵀ a₂ᵀ ...], zeroed outside each row's own adapter, times
+the b's stacked. An adapter that all rows share is merged into the weights when they are packed.
 """
 
 from __future__ import annotations

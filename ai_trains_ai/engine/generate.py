@@ -21,7 +21,7 @@ from ai_trains_ai.engine.model import Model
 from ai_trains_ai.engine.sampling import Completion, SamplingParams, draw_uniforms, greedy, sample
 from ai_trains_ai.errors import UsageError
 
-_LEAVE_SHARE = 1 / 16
+_LEAVE_SHARE = 1 / 8
 """Done rows leave the batch once they are this share of it: leaving costs a plan, staying costs work."""
 
 

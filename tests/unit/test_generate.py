@@ -205,3 +205,19 @@ def test_what_cannot_be_generated_is_refused() -> None:
     assert len(generate(model, [[1] * 250], SamplingParams(6), seed=0)[0][0].tokens) == 6
     with pytest.raises(UsageError, match="samples_per_prompt"):
         generate(model, [[1]], SamplingParams(4), samples_per_prompt=0, seed=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("device", ["cuda", "mps"])
+def test_accelerators_give_the_same_tokens(device: str) -> None:
+    available = torch.cuda.is_available() if device == "cuda" else torch.backends.mps.is_available()
+    if not available:
+        pytest.skip(f"no {device} device here")
+    model, prompts = small_model(), random_prompts(5, 19)
+    params = SamplingParams(20, stop_ids=STOPS)
+    expected = generate(model, prompts, params, samples_per_prompt=4, seed=3)
+    found = generate(model.to(device), prompts, params, samples_per_prompt=4, seed=3)
+    assert tokens_of(found) == tokens_of(expected)
+    for ours, theirs in zip(found, expected, strict=True):
+        for a, b in zip(ours, theirs, strict=True):
+            assert a.logprobs == pytest.approx(b.logprobs, abs=1e-3)
