@@ -128,6 +128,8 @@ class InnerStep:
     tokens: int
     """Completion tokens sampled."""
     seconds: float
+    overlong_prompts: int = 0
+    """Tasks passed over in this step because their prompt leaves no room within seq_len."""
 
 
 @dataclass(frozen=True, slots=True)

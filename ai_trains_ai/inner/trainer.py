@@ -67,7 +67,7 @@ def train(
     while len(steps) < config.max_steps and quiet.reason is None:
         began = time.monotonic()
         check_time(began - started, seconds_limit, len(steps), config.max_steps)
-        number = len(steps)
+        number, passed_over = len(steps), queue.overlong
         prompts = queue.draw(config.orchestrator.batch_size // config.orchestrator.group_size)
         sampled = sample_groups(
             policy.model,
@@ -80,7 +80,16 @@ def train(
         groups = score_groups(tokenizer, rewards, prompts, sampled)
         advantages = batch_advantages([group.rewards for group in groups])
         update = policy.update(groups, advantages.by_group, step=number)
-        steps.append(describe_step(number, groups, advantages, update, seconds=time.monotonic() - began))
+        steps.append(
+            describe_step(
+                number,
+                groups,
+                advantages,
+                update,
+                overlong_prompts=queue.overlong - passed_over,
+                seconds=time.monotonic() - began,
+            )
+        )
         quiet.see(steps[-1])
         if number % max(1, config.max_steps // KEPT_STEPS) == 0:
             kept += telling_rollouts(groups)
@@ -124,6 +133,7 @@ def describe_step(
     advantages: BatchAdvantages,
     update: Update,
     *,
+    overlong_prompts: int,
     seconds: float,
 ) -> InnerStep:
     rewards = [reward for group in groups for reward in group.rewards]
@@ -145,6 +155,7 @@ def describe_step(
         groups=len(groups),
         tokens=len(logprobs),
         seconds=seconds,
+        overlong_prompts=overlong_prompts,
     )
 
 

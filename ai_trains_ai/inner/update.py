@@ -11,6 +11,7 @@ import torch
 from ai_trains_ai.algo.losses import prime_rl, token_mean
 from ai_trains_ai.algo.metrics import TokenStats, token_stats
 from ai_trains_ai.config import PrimeRlConfig
+from ai_trains_ai.engine.config import ModelConfig
 from ai_trains_ai.engine.lora import attach, merge
 from ai_trains_ai.engine.model import Model
 from ai_trains_ai.engine.optim import Optimizer, learning_rate
@@ -20,8 +21,8 @@ from ai_trains_ai.inner.rollouts import RolloutGroup
 
 NEGLIGIBLE = 1e-9
 """Rollouts with a smaller advantage are left out of the update, as prime-rl leaves out those of zero."""
-ROWS_AT_ONCE = 32_768
-"""Token rows of one forward and backward pass. Memory, not speed, is what bounds it."""
+ACTIVATION_BYTES = 1 << 30
+"""About what one forward and backward pass may keep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +38,13 @@ class Update:
 class Policy:
     """A model with its optimizer: all weights, or a LoRA adapter when the job asks for one.
 
-    seed: of the adapter's initial weights.
+    seed: of the adapter's initial weights. rows: token rows of one forward and backward pass; None chooses by
+    the model's size. It changes nothing but memory, speed and rounding.
     """
 
-    def __init__(self, model: Model, config: PrimeRlConfig, *, seed: int) -> None:
+    def __init__(self, model: Model, config: PrimeRlConfig, *, seed: int, rows: int | None = None) -> None:
         self.model = model
+        self._rows = rows or rows_at_once(model.config)
         self._config = config
         self._adapter = config.trainer.model.lora
         if self._adapter is not None:
@@ -68,7 +71,7 @@ class Policy:
         tokens = sum(len(rollout.logprobs) for rollout in counted)
         stats, loss, done = TokenStats(), 0.0, 0
         self._optimizer.zero_grad()
-        for micro_batch in micro_batches(chosen, ROWS_AT_ONCE):
+        for micro_batch in micro_batches(chosen, self._rows):
             output = group_logprobs(
                 self.model, micro_batch, temperature=self._config.orchestrator.train.sampling.temperature
             )
@@ -113,6 +116,16 @@ class Policy:
         )
         stats = token_stats(output.logprobs_N_T, sampler_N_T, output.mask_N_T, token_loss.clipped_N_T)
         return token_mean(token_loss.loss_N_T, tokens), stats
+
+
+def rows_at_once(config: ModelConfig) -> int:
+    """Token rows whose activations fit in ACTIVATION_BYTES, between 1,024 and 4,096.
+
+    A float32 row keeps about 10 hidden and 4 intermediate vectors a layer (measured). Beyond 4,096 rows nothing
+    gets faster, since the matrices leave the caches; below 1,024 prompts are repeated too often.
+    """
+    row_bytes = 4 * config.num_layers * (10 * config.hidden_size + 4 * config.intermediate_size)
+    return min(4096, max(1024, ACTIVATION_BYTES // row_bytes))
 
 
 @dataclass(frozen=True, slots=True)
