@@ -49,8 +49,8 @@ class RolloutGroup:
 class PromptQueue:
     """Tasks in epochs of seeded order, encoded when drawn.
 
-    A prompt that leaves no room for a single completion token within `length_limit` is passed over and
-    counted in `overlong`, as prime-rl drops such prompts.
+    A prompt that leaves no room for a single completion token within `length_limit` is passed over, as
+    prime-rl drops such prompts; `overlong` counts those of the latest draw.
     """
 
     def __init__(
@@ -68,6 +68,7 @@ class PromptQueue:
 
     def draw(self, count: int) -> list[Prompt]:
         """The next `count` prompts. Raises AgentError when no task of a whole epoch fits."""
+        self.overlong = 0
         return [self._next() for _ in range(count)]
 
     def _next(self) -> Prompt:

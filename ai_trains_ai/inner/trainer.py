@@ -11,7 +11,6 @@ is a function of (weights, tasks, rewards, config, seed); time enters only the r
 from __future__ import annotations
 
 import math
-import shutil
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -20,10 +19,10 @@ from pathlib import Path
 
 from ai_trains_ai.algo.advantages import BatchAdvantages, batch_advantages
 from ai_trains_ai.config import PrimeRlConfig
-from ai_trains_ai.engine.load import save_model, weights_sha256
 from ai_trains_ai.engine.model import Model
 from ai_trains_ai.engine.tokenizer import Tokenizer
-from ai_trains_ai.errors import AgentError, boundary
+from ai_trains_ai.errors import AgentError
+from ai_trains_ai.inner.checkpoint import write_checkpoint
 from ai_trains_ai.inner.rollouts import PromptQueue, RolloutGroup, sample_groups, score_groups
 from ai_trains_ai.inner.update import Policy, Update
 from ai_trains_ai.seeds import derive
@@ -56,48 +55,32 @@ def train(
     A job whose rewards never differ is no failure: it ends early with unchanged weights, and says so.
     """
     started = time.monotonic()
-    length_limit = min(config.seq_len, model.config.max_positions)
-    queue = PromptQueue(
-        rewards.tasks, tokenizer, length_limit=length_limit, seed=derive(seed, "inner", "tasks")
-    )
+    room = min(config.seq_len, model.config.max_positions)
+    queue = PromptQueue(rewards.tasks, tokenizer, length_limit=room, seed=derive(seed, "inner", "tasks"))
     policy = Policy(model, config, seed=derive(seed, "inner", "policy"))
+    groups_a_step = config.orchestrator.batch_size // config.orchestrator.group_size
     quiet = QuietWatch()
     steps: list[InnerStep] = []
     kept: list[Rollout] = []
-    while len(steps) < config.max_steps and quiet.reason is None:
+    for number in range(config.max_steps):
         began = time.monotonic()
-        check_time(began - started, seconds_limit, len(steps), config.max_steps)
-        number, passed_over = len(steps), queue.overlong
-        prompts = queue.draw(config.orchestrator.batch_size // config.orchestrator.group_size)
-        sampled = sample_groups(
-            policy.model,
-            tokenizer,
-            prompts,
-            config,
-            length_limit=length_limit,
-            seed=derive(seed, "inner", number),
-        )
+        check_time(began - started, seconds_limit, number, config.max_steps)
+        prompts = queue.draw(groups_a_step)
+        step_seed = derive(seed, "inner", number)
+        sampled = sample_groups(model, tokenizer, prompts, config, length_limit=room, seed=step_seed)
         groups = score_groups(tokenizer, rewards, prompts, sampled)
         advantages = batch_advantages([group.rewards for group in groups])
         update = policy.update(groups, advantages.by_group, step=number)
-        steps.append(
-            describe_step(
-                number,
-                groups,
-                advantages,
-                update,
-                overlong_prompts=queue.overlong - passed_over,
-                seconds=time.monotonic() - began,
-            )
-        )
-        quiet.see(steps[-1])
+        step = describe_step(number, groups, advantages, update, queue.overlong, time.monotonic() - began)
+        steps.append(step)
         if number % max(1, config.max_steps // KEPT_STEPS) == 0:
             kept += telling_rollouts(groups)
-        on_step(steps[-1])
-    trained = policy.finish()
+        on_step(step)
+        if quiet.see(step):
+            break
     return TrainingRun(
         checkpoint=str(out),
-        weights_sha256=write_checkpoint(trained, tokenizer_folder, out),
+        weights_sha256=write_checkpoint(policy.finish(), tokenizer_folder, out),
         steps=tuple(steps),
         rollouts=tuple(kept),
         tokens=sum(step.tokens for step in steps),
@@ -108,16 +91,17 @@ def train(
 
 @dataclass(slots=True)
 class QuietWatch:
-    """Counts steps in a row in which no group had any spread of rewards."""
+    """Counts steps in a row in which no group had any spread of rewards; `reason` is set when it is enough."""
 
     steps: int = 0
     groups: int = 0
     reason: str | None = None
 
-    def see(self, step: InnerStep) -> None:
+    def see(self, step: InnerStep) -> bool:
+        """Take note of a step; True when training should end."""
         if step.skipped_groups < step.groups:
             self.steps = self.groups = 0
-            return
+            return False
         self.steps += 1
         self.groups += step.groups
         if self.steps >= QUIET_STEPS and self.groups >= QUIET_GROUPS:
@@ -125,6 +109,7 @@ class QuietWatch:
                 f"no signal: in each of the last {self.groups} groups ({self.steps} steps) all rewards were "
                 f"equal, {step.inner_reward:g} on average in the last step; nothing can be learned from them"
             )
+        return self.reason is not None
 
 
 def describe_step(
@@ -132,10 +117,10 @@ def describe_step(
     groups: Sequence[RolloutGroup],
     advantages: BatchAdvantages,
     update: Update,
-    *,
     overlong_prompts: int,
     seconds: float,
 ) -> InnerStep:
+    """The step's record. Time is the only field that two runs of the same job and seed do not share."""
     rewards = [reward for group in groups for reward in group.rewards]
     completions = [completion for group in groups for completion in group.completions]
     logprobs = [logprob for completion in completions for logprob in completion.logprobs]
@@ -175,33 +160,3 @@ def check_time(elapsed: float, limit: float, done: int, max_steps: int) -> None:
             f"after {elapsed:.0f} s only {done} of {max_steps} steps were done; {limit:.0f} s are allowed",
             "lower max_steps, batch_size or max_completion_tokens, or choose a smaller base model",
         )
-
-
-def write_checkpoint(model: Model, tokenizer_folder: Path, out: Path) -> str:
-    """Write weights, config and tokenizer files as one folder that appears whole; return the weights' hash.
-
-    Raises InfrastructureError when the disk does not take it.
-    """
-    partial = out.with_name(f".{out.name}.partial")
-    with boundary(f"writing the checkpoint {out}"):
-        for leftover in (partial, out):
-            if leftover.exists():
-                shutil.rmtree(leftover)
-        save_model(model, partial)
-        for file in sorted(tokenizer_folder.iterdir()):
-            if file.name in TOKENIZER_FILES:
-                shutil.copyfile(file, partial / file.name)
-        digest = weights_sha256(partial)
-        partial.rename(out)
-    return digest
-
-
-TOKENIZER_FILES = frozenset(
-    {
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "special_tokens_map.json",
-        "generation_config.json",
-        "chat_template.jinja",
-    }
-)

@@ -162,8 +162,8 @@ def test_a_killed_driver_leaves_no_process(base: Path, tmp_path: Path) -> None:
 
 def test_prints_do_not_reach_the_protocol() -> None:
     code = (
-        "from ai_trains_ai.inner.worker import _private_pipes\n"
-        "channel = _private_pipes(); print('noise', flush=True); channel.send({'id': 1})"
+        "from ai_trains_ai.inner.worker import private_pipes\n"
+        "channel = private_pipes(); print('noise', flush=True); channel.send({'id': 1})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=120)
     assert done.stdout == b'\0\0\0\x09{"id": 1}'
