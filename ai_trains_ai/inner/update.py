@@ -119,13 +119,13 @@ class Policy:
 
 
 def rows_at_once(config: ModelConfig) -> int:
-    """Token rows whose activations fit in ACTIVATION_BYTES, between 1,024 and 4,096.
+    """Token rows whose activations fit in ACTIVATION_BYTES, between 1,024 and 2,048.
 
-    A float32 row keeps about 10 hidden and 4 intermediate vectors a layer (measured). Beyond 4,096 rows nothing
+    A float32 row keeps about 10 hidden and 4 intermediate vectors a layer (measured). Beyond 2,048 rows nothing
     gets faster, since the matrices leave the caches; below 1,024 prompts are repeated too often.
     """
     row_bytes = 4 * config.num_layers * (10 * config.hidden_size + 4 * config.intermediate_size)
-    return min(4096, max(1024, ACTIVATION_BYTES // row_bytes))
+    return min(2048, max(1024, ACTIVATION_BYTES // row_bytes))
 
 
 @dataclass(frozen=True, slots=True)
