@@ -4,9 +4,9 @@
     step     one token a row ─> logits_B_V      the loop that sampling lives in
     extend   some tokens a row ─> logits_B_V    what a tool answered, a second turn
 
-Rows are packed: a linear layer sees exactly the tokens that exist, in row order. Attention sees slots (see
-`kvcache`): the queries of a group meet their prompt's keys in one product, each row meets its own keys, and
-one softmax covers both.
+New tokens are packed: a linear layer sees exactly those that exist, in row order. In attention the queries of
+a group meet their prompt's keys in one product, each row meets its own keys, and one softmax covers both; see
+`workspace`.
 
 Every product goes through a `packed.Matrix` with all tokens of the call in row order. A Matrix that holds
 several LoRA adapters side by side fits there: x · [a₁ᵀ a₂ᵀ ...], zeroed outside each row's own adapter, times
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ai_trains_ai.engine.kvcache import CacheShape, KVCache, Prefix
+from ai_trains_ai.engine.kvcache import CacheShape, KVCache
 from ai_trains_ai.engine.matrix import Precision
 from ai_trains_ai.engine.model import Model
 from ai_trains_ai.engine.packed import PackedLayer, pack, rotations
@@ -64,10 +64,7 @@ class Decoder:
         self._check(lengths, counts)
         c = self.config
         shape = CacheShape(c.num_layers, c.num_kv_heads, c.head_dim, self._attention, self.device)
-        cache = KVCache.empty(shape, len(prompts), max(counts), max(lengths), room)
-        cache.prefixes = [Prefix(n) for n in lengths]
-        for group, count in enumerate(counts):
-            cache.open_rows(group, count)
+        cache = KVCache.empty(shape, lengths, counts, room)
         tokens_N = torch.tensor([token for prompt in prompts for token in prompt], device=self.device)
         return cache, self._prefill(cache, tokens_N, lengths)
 

@@ -98,9 +98,9 @@ def _sample_all(
         if not staying or position + 1 == params.max_tokens:
             break
         if compact and len(live) - len(staying) >= max(1, len(live) * _LEAVE_SHARE):
-            index = torch.tensor(staying, device=decoder.device)
-            cache.keep(staying)
-            live = [live[row] for row in staying]
+            order = cache.keep(staying)
+            index = torch.tensor(order, device=decoder.device)
+            live = [live[row] for row in order]
             tokens_B, uniforms_B_T = tokens_B[index], uniforms_B_T[index]
         logits_B_V = decoder.step(cache, tokens_B)
     return done

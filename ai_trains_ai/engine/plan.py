@@ -15,27 +15,34 @@ from ai_trains_ai.engine.kvcache import KVCache
 class Plan:
     """For one version of a cache and one number of new tokens a row; N new tokens in all, in row order.
 
-    "Places" are the cache's (group, kv head, slot) triples, flattened.
+    A "place" is a (row, kv head). A "unit" is a (group, kv head, number within the group): the order in which
+    the rows of a group stand together, with gaps where a group has fewer than `width` rows.
 
     counts:      new tokens of each row; `tokens` is the largest
-    to_slots:    for each (place, new token of it), which packed (token, kv head); None: all as they are
-    to_rows:     the way back, for each (token, kv head)
+    to_units:    the place at each unit (any, at a gap); None when places and units are the same
+    to_places:   the unit of each place
+    to_padded:   for each (place, new token of it), which (token, kv head) of the packed; None when each row has
+                 one new token
+    to_packed:   the way back, for each (token, kv head)
     positions_N: of the new tokens
     uniform:     every row has one new token and equally many own positions: the cache is written by slices
     own_length:  own positions of the longest row, the new tokens included
-    lengths:     own positions of each place before this call
+    lengths_B:   own positions of each row before this call
     stored_place, stored_column: where in the cache each (token, kv head) goes
     """
 
     version: int
     counts: list[int]
     tokens: int
-    to_slots: Tensor | None
-    to_rows: Tensor | None
+    width: int
+    to_units: Tensor | None
+    to_places: Tensor | None
+    to_padded: Tensor | None
+    to_packed: Tensor | None
     positions_N: Tensor
     uniform: bool
     own_length: int
-    lengths: Tensor
+    lengths_B: Tensor
     stored_place: Tensor
     stored_column: Tensor
 
@@ -44,42 +51,64 @@ class Plan:
         assert self.tokens == 1
         self.positions_N += 1
         self.own_length += 1
-        self.lengths += 1
+        self.lengths_B += 1
         self.stored_column += 1
 
 
 def plan_tokens(cache: KVCache, counts: Sequence[int] | None = None) -> Plan:
     """counts: new tokens of each row, 0 allowed; None means one each. The cache has room for them."""
-    rows, heads, width, device = cache.rows, cache.shape.kv_heads, cache.width, cache.shape.device
+    rows, heads, device = cache.rows, cache.shape.kv_heads, cache.shape.device
     counts = [1] * len(rows) if counts is None else list(counts)
     tokens = max(counts)
-    places = len(cache.prefixes) * heads * width
 
     def tensor(values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.long, device=device)
 
     steps_N = tensor([t for count in counts for t in range(count)])
     repeats_B = tensor(counts)
-    own_B = tensor([row.length for row in rows])
-    first_B = tensor([row.group * heads * width + row.slot for row in rows])
-    places_B_K = first_B[:, None] + torch.arange(heads, device=device) * width
-    places_N_K = places_B_K.repeat_interleave(repeats_B, 0)
-    to_rows = (places_N_K * tokens + steps_N[:, None]).flatten()
-    to_slots = torch.zeros(places * tokens, dtype=torch.long, device=device)
-    to_slots[to_rows] = torch.arange(len(to_rows), device=device)
-    plain = len(to_rows) == len(to_slots) and bool((to_slots[:-1] < to_slots[1:]).all())
-    lengths = torch.zeros(places, dtype=torch.long, device=device)
-    lengths[places_B_K.flatten()] = own_B.repeat_interleave(heads)
+    lengths_B = tensor([row.length for row in rows])
+    places_B_K = torch.arange(len(rows) * heads, device=device).view(-1, heads)
+    stored_place = places_B_K.repeat_interleave(repeats_B, 0).flatten()
+    to_packed = stored_place * tokens + steps_N.repeat_interleave(heads)
+    to_padded = torch.zeros(len(rows) * heads * tokens, dtype=torch.long, device=device)
+    to_padded[to_packed] = torch.arange(len(to_packed), device=device)
+    single = set(counts) == {1}
+    width, to_units, to_places = _units(cache)
     return Plan(
         version=cache.version,
         counts=counts,
         tokens=tokens,
-        to_slots=None if plain else to_slots,
-        to_rows=None if plain else to_rows,
+        width=width,
+        to_units=to_units,
+        to_places=to_places,
+        to_padded=None if single else to_padded,
+        to_packed=None if single else to_packed,
         positions_N=tensor(cache.positions).repeat_interleave(repeats_B) + steps_N,
-        uniform=set(counts) == {1} and len({row.length for row in rows}) == 1,
+        uniform=single and len({row.length for row in rows}) == 1,
         own_length=max(row.length + count for row, count in zip(rows, counts, strict=True)),
-        lengths=lengths,
-        stored_place=places_N_K.flatten(),
-        stored_column=(own_B.repeat_interleave(repeats_B) + steps_N).repeat_interleave(heads),
+        lengths_B=lengths_B,
+        stored_place=stored_place,
+        stored_column=(lengths_B.repeat_interleave(repeats_B) + steps_N).repeat_interleave(heads),
     )
+
+
+def _units(cache: KVCache) -> tuple[int, Tensor | None, Tensor | None]:
+    """Width, to_units, to_places."""
+    heads, device = cache.shape.kv_heads, cache.shape.device
+    filled = [0] * len(cache.prefixes)
+    numbers = []
+    for row in cache.rows:
+        numbers.append(filled[row.group])
+        filled[row.group] += 1
+    width = max(filled)
+    first = [row.group * heads * width + number for row, number in zip(cache.rows, numbers, strict=True)]
+    to_places = (
+        torch.tensor(first, device=device)[:, None] + torch.arange(heads, device=device) * width
+    ).flatten()
+    order = torch.arange(len(to_places), device=device)
+    units = len(filled) * heads * width
+    if units == len(to_places) and torch.equal(to_places, order):
+        return width, None, None
+    to_units = torch.zeros(units, dtype=torch.long, device=device)
+    to_units[to_places] = order
+    return width, to_units, to_places

@@ -4,9 +4,13 @@ A decode step of a small model is many calls on small tensors, and a view costs 
 every buffer is allocated once for a plan, every view of it is made once, and a layer's attention is a dozen
 calls on them:
 
-    packed qkv ─ to slots ─┬─ keys, values ─> cache
-                           └─ q ─┬─ · prompt keys ─┐
-                                 └─ · own keys ────┴─ + mask ─ softmax ─ · values ─ to rows ─> attended
+    qkv ─┬─ keys, values ─> cache
+         ├─ q ─ to units ─ · prompt keys ─ to places ─┐
+         └─ q ─ · own keys ───────────────────────────┴─ + mask ─ softmax ─┬─ to units ─ · prompt values ─┐
+                                                                           └─ · own values ───────────────┴─>
+
+Units are the order in which the queries of a group stand together, so that they meet its prompt in one product;
+see `plan`.
 """
 
 from __future__ import annotations
@@ -53,130 +57,141 @@ class Workspace:
         self.plan = plan
         shape, config = cache.shape, weights.config
         dim, kv, queries = config.head_dim, config.num_kv_heads, config.num_heads // config.num_kv_heads
-        new, groups = len(plan.positions_N), len(cache.prefixes)
-        self.dim, self.queries, self.tokens = dim, queries, plan.tokens
-        self.groups, self.places = groups * kv, groups * kv * cache.width
+        new, tokens = len(plan.positions_N), plan.tokens
+        self._dim, self._per_place = dim, tokens * queries
+        self._places, self._groups = len(cache.rows) * kv, len(cache.prefixes) * kv
 
         def empty(*sizes: int, dtype: torch.dtype = shape.dtype) -> Tensor:
             return torch.empty(sizes, dtype=dtype, device=shape.device)
 
-        self.empty = empty
+        self._empty = empty
+        self.normed = empty(new, config.hidden_size, dtype=weights.dtype)
         self.qkv = empty(new, kv, queries + 2, dim)
         self.qkv_rows = self.qkv.view(new, -1)
         self.turned = self.qkv[:, :, : queries + 1]
-        self._packed = self.qkv.view(new * kv, -1)
-        self._slots = self._packed
-        if plan.to_slots is not None:
-            self._slots = empty(self.places * self.tokens, self._packed.shape[1])
-        heads, stored = (t.view(-1, queries + 2, dim) for t in (self._slots, self._packed))
-        self._q_part = heads[:, :queries]
-        kept = heads if plan.uniform else stored
-        self._new_k, self._new_v = kept[:, queries], kept[:, queries + 1]
-        self._q = empty(self.places * self.tokens, queries, dim)
-        self._q_grouped, self._q_own = self._q.view(self.groups, -1, dim), self._q.view(self.places, -1, dim)
-        self._mixed = empty(self.places, self.tokens * queries, dim)
-        self._mixed_grouped = self._mixed.view(self.groups, -1, dim)
-        self._mixed_rows = self._mixed.view(-1, queries * dim)
-        self._rows = self._mixed_rows
-        if plan.to_rows is not None:
-            self._rows = empty(new * kv, queries * dim)
-        attended = self._rows.view(new, -1)
-        self._attended = attended
-        self.attended = attended if weights.dtype == shape.dtype else attended.to(weights.dtype)
-        self.normed = empty(new, config.hidden_size, dtype=weights.dtype)
+        heads = self.qkv.view(new * kv, queries + 2, dim)
+        self._new_q, self._new_k, self._new_v = heads[:, :queries], heads[:, queries], heads[:, queries + 1]
+        self._q_own = self._new_q
+        if plan.to_padded is not None:
+            self._q_padded = empty(self._places * tokens, queries, dim)
+            self._q_own = self._q_padded.view(self._places, self._per_place, dim)
+        units = self._groups * plan.width
+        self._q_units = empty(units, self._per_place, dim)
+        self._q_grouped = self._q_units.view(self._groups, -1, dim)
+        self._mixed_units = empty(units, self._per_place, dim)
+        self._mixed_grouped = self._mixed_units.view(self._groups, -1, dim)
+        self._mixed = self._mixed_units
+        if plan.to_places is not None:
+            self._mixed = empty(self._places, self._per_place, dim)
+        packed = self._mixed if plan.to_packed is None else empty(new * kv, queries, dim)
+        self._packed, self._mixed_tokens = packed, self._mixed.view(-1, queries, dim)
+        self._attended = packed.view(new, -1)
+        same = weights.dtype == shape.dtype
+        self.attended = self._attended if same else self._attended.to(weights.dtype)
         self._columns = 0
-        self.fit(cache)
+        self._fit(cache)
 
     def advance(self, cache: KVCache) -> None:
         """The same rows, one token later."""
         self.plan.advance()
-        self.fit(cache)
+        self._fit(cache)
 
-    def fit(self, cache: KVCache) -> None:
+    def _fit(self, cache: KVCache) -> None:
         """Make the score buffers wide enough for the own positions, and the mask right."""
-        least = -(-_LEAST_PRODUCT // (self.tokens * self.queries * self.dim))
-        needed = max(self.plan.own_length, least)
+        needed = max(self.plan.own_length, -(-_LEAST_PRODUCT // (self._per_place * self._dim)))
         columns = min(-(-needed // _COLUMN_STEP) * _COLUMN_STEP, cache.room)
         if columns == self._columns:
-            self._show_new_columns()
+            self._show_new_column()
             return
         self._columns = columns
         cache.clear_to(columns)
-        per_place = self.tokens * self.queries
         split = round_up(max(prefix.length for prefix in cache.prefixes))
-        self._split, width = split, split + columns
-        self._shared = self.empty(self.groups, self.places // self.groups * per_place, split)
-        self._own = self.empty(self.places, per_place, columns)
-        self._parts = [self._shared.view(self.places, per_place, split), self._own]
-        self._scores = self.empty(self.places, per_place, width)
-        by_token = (self.places, self.tokens, self.queries, width)
-        self._masked = self._scores.view((self.groups, -1, width) if self.plan.uniform else by_token)
-        self._probs = self.empty(self.places, per_place, width)
-        self._probs_shared = self._probs.view(self.groups, -1, width)[..., :split]
+        self._split, width, units = split, split + columns, len(self._q_units)
+        self._shared_units = self._empty(units, self._per_place, split)
+        self._shared_grouped = self._shared_units.view(self._groups, -1, split)
+        self._shared = self._shared_units
+        self._probs_units = self._empty(units, self._per_place, width)
+        self._probs = self._probs_units
+        if self.plan.to_places is not None:
+            self._shared = self._empty(self._places, self._per_place, split)
+            self._probs = self._empty(self._places, self._per_place, width)
+        self._own = self._empty(self._places, self._per_place, columns)
+        self._parts = [self._shared, self._own]
+        self._scores = self._empty(self._places, self._per_place, width)
+        rows, tokens = len(cache.rows), self.plan.tokens
+        self._scores_by_row = self._scores.view(rows, self._places // rows, tokens, -1, width)
+        self._probs_shared = self._probs_units.view(self._groups, -1, width)[..., :split]
         self._probs_own = self._probs[..., split:]
         self._mask = self._new_mask(cache, width)
-        self.layers = self._layer_views(cache)
+        self._layers = self._layer_views(cache)
 
     def attend(self, index: int) -> Tensor:
         """Attention of the new tokens to their prompt, their row's own positions and themselves; fills the
         cache. qkv is rotated and scaled. Returns `attended`.
         """
-        layer, plan = self.layers[index], self.plan
-        if plan.to_slots is not None:
-            torch.index_select(self._packed, 0, plan.to_slots, out=self._slots)
-        self._q.copy_(self._q_part)
+        layer, plan = self._layers[index], self.plan
         if plan.uniform:
             layer.own_k.select(2, plan.own_length - 1).copy_(self._new_k)
             layer.own_v.select(1, plan.own_length - 1).copy_(self._new_v)
         else:
             layer.own_k[plan.stored_place, :, plan.stored_column] = self._new_k
             layer.own_v[plan.stored_place, plan.stored_column] = self._new_v
-        torch.bmm(self._q_grouped, layer.prefix_k, out=self._shared)
+        if plan.to_padded is not None:
+            torch.index_select(self._new_q, 0, plan.to_padded, out=self._q_padded)
+        if plan.to_units is None or plan.to_places is None:
+            self._q_units.copy_(self._q_own)
+            torch.bmm(self._q_grouped, layer.prefix_k, out=self._shared_grouped)
+        else:
+            torch.index_select(self._q_own, 0, plan.to_units, out=self._q_units)
+            torch.bmm(self._q_grouped, layer.prefix_k, out=self._shared_grouped)
+            torch.index_select(self._shared_units, 0, plan.to_places, out=self._shared)
         torch.bmm(self._q_own, layer.read_k, out=self._own)
         torch.cat(self._parts, -1, out=self._scores)
-        self._masked.add_(self._mask)
+        self._scores_by_row.add_(self._mask)
         torch.softmax(self._scores, -1, out=self._probs)
-        torch.bmm(self._probs_shared, layer.prefix_v, out=self._mixed_grouped)
+        if plan.to_units is None or plan.to_places is None:
+            torch.bmm(self._probs_shared, layer.prefix_v, out=self._mixed_grouped)
+        else:
+            torch.index_select(self._probs, 0, plan.to_units, out=self._probs_units)
+            torch.bmm(self._probs_shared, layer.prefix_v, out=self._mixed_grouped)
+            torch.index_select(self._mixed_units, 0, plan.to_places, out=self._mixed)
         self._mixed.baddbmm_(self._probs_own, layer.read_v)
-        if plan.to_rows is not None:
-            torch.index_select(self._mixed_rows, 0, plan.to_rows, out=self._rows)
+        if plan.to_packed is not None:
+            torch.index_select(self._mixed_tokens, 0, plan.to_packed, out=self._packed)
         if self.attended is not self._attended:
             self.attended.copy_(self._attended)
         return self.attended
 
     def _layer_views(self, cache: KVCache) -> list[_Layer]:
-        groups, columns, split = len(cache.prefixes), self._columns, self._split
+        groups, rows, columns, split = len(cache.prefixes), len(cache.rows), self._columns, self._split
         prefix_k = cache.prefix_k[:, :groups, ..., :split].flatten(1, 2)
         prefix_v = cache.prefix_v[:, :groups, :, :split].flatten(1, 2)
-        own_k, own_v = cache.own_k[:, :groups].flatten(1, 3), cache.own_v[:, :groups].flatten(1, 3)
+        own_k, own_v = cache.own_k[:, :rows].flatten(1, 2), cache.own_v[:, :rows].flatten(1, 2)
         read_k, read_v = own_k[..., :columns], own_v[:, :, :columns]
         return [
             _Layer(*views) for views in zip(prefix_k, prefix_v, own_k, own_v, read_k, read_v, strict=True)
         ]
 
     def _new_mask(self, cache: KVCache, width: int) -> Tensor:
-        """0 where a new token looks, -inf elsewhere: (group·kv, 1, width) when all rows look at equally many
-        own positions, else (place, token, 1, width).
-        """
+        """0 where a new token looks, -inf elsewhere: (row, 1, token, 1, width)."""
         device, split, plan = cache.shape.device, self._split, self.plan
-        sizes = torch.tensor([prefix.length for prefix in cache.prefixes], device=device)
-        sizes = sizes.repeat_interleave(self.groups // len(sizes))
-        mask = torch.full((self.groups, 1, width), -torch.inf, dtype=cache.shape.dtype, device=device)
-        mask[..., :split].masked_fill_((torch.arange(split, device=device) < sizes[:, None])[:, None], 0.0)
+        sizes = torch.tensor([cache.prefixes[row.group].length for row in cache.rows], device=device)
+        mask = torch.full((len(sizes), 1, plan.tokens, 1, width), -torch.inf, device=device)
+        mask = mask.to(cache.shape.dtype)
+        prompt = torch.arange(split, device=device) < sizes[:, None]
+        mask[..., :split].masked_fill_(prompt[:, None, None, None], 0.0)
         if plan.uniform:
             mask[..., split : split + plan.own_length] = 0.0
-            return mask
-        mask = mask.repeat(1, self.places // self.groups * self.tokens, 1)
-        mask = mask.view(self.places, self.tokens, 1, width)
-        steps = torch.arange(1, self.tokens + 1, device=device)
-        seen = torch.arange(width - split, device=device) < (plan.lengths[:, None] + steps)[..., None]
-        mask[..., split:].masked_fill_(seen.unsqueeze(2), 0.0)
+        else:
+            steps = torch.arange(1, plan.tokens + 1, device=device)
+            own = torch.arange(width - split, device=device) < (plan.lengths_B[:, None] + steps)[..., None]
+            mask[..., split:].masked_fill_(own[:, None, :, None], 0.0)
         return mask
 
-    def _show_new_columns(self) -> None:
+    def _show_new_column(self) -> None:
         """One token later, each row sees one more own column."""
         if self.plan.uniform:
             self._mask[..., self._split + self.plan.own_length - 1].zero_()
         else:
-            seen = (self.plan.lengths + self._split).unsqueeze(1)
-            self._mask.view(self.places, -1).scatter_(1, seen, 0.0)
+            seen = (self.plan.lengths_B + self._split).unsqueeze(1)
+            self._mask.view(len(seen), -1).scatter_(1, seen, 0.0)

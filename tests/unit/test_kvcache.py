@@ -44,7 +44,7 @@ def test_episodes_that_wait_for_their_tools() -> None:
         check(model, decoder.step(cache, torch.tensor(tokens)), rows)
 
     waiting = cache.take([1, 3])
-    cache.keep([0, 2])
+    assert cache.keep([0, 2]) == [0, 2]
     for step in range(3):
         tokens = [step, step + 1]
         rows[0].append(tokens[0])
@@ -115,14 +115,14 @@ def test_any_order_of_operations(seed: int) -> None:
             check(model, decoder.extend(cache, texts), rows)
         elif action == "keep" and len(rows) > 1:
             kept = draw.sample(range(len(rows)), draw.randrange(1, len(rows)))
-            cache.keep(kept, close_up=draw.random() < 0.5)
-            rows = [rows[i] for i in kept]
+            order = cache.keep(kept)
+            assert sorted(order) == sorted(kept)
+            rows = [rows[i] for i in order]
         elif action == "park" and len(rows) > 1:
             chosen = draw.sample(range(len(rows)), draw.randrange(1, len(rows)))
             parked.append((cache.take(chosen), [rows[i] for i in chosen]))
             staying = [i for i in range(len(rows)) if i not in chosen]
-            cache.keep(staying)
-            rows = [rows[i] for i in staying]
+            rows = [rows[i] for i in cache.keep(staying)]
         elif action in ("resume", "join"):
             other, others = parked.pop() if action == "resume" and parked else prefill()
             cache.join(other)
@@ -133,12 +133,12 @@ def test_any_order_of_operations(seed: int) -> None:
     )
 
 
-def test_closing_up_frees_prompts_without_rows() -> None:
+def test_leaving_rows_free_their_prompts() -> None:
     model = small_model()
     decoder = Decoder(model)
     prompts = random_prompts(4, 6, 8, 10)
     cache, _ = decoder.prefill(prompts, samples=2)
-    cache.keep([0, 6, 7])
+    assert cache.keep([0, 6, 7]) == [0, 6, 7]
     assert [prefix.length for prefix in cache.prefixes] == [4, 10]
     check(
         model,
@@ -165,8 +165,7 @@ def test_memory_that_was_never_written_is_never_read() -> None:
         prompts = random_prompts(3, 21)
         cache, _ = decoder.prefill(prompts, samples=3, room=40)
         rows = [[*prompt] for prompt in prompts for _ in range(3)]
-        cache.keep([0, 1, 3])
-        rows = [rows[0], rows[1], rows[3]]
+        rows = [rows[row] for row in cache.keep([0, 1, 3])]
         newcomers, _ = decoder.prefill(random_prompts(33, seed=8), room=1)
         cache.join(newcomers)
         rows.append(random_prompts(33, seed=8)[0])
